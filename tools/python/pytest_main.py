@@ -1,0 +1,28 @@
+"""Entry point of pytest_test: run pytest on the files named on the command line, with //:pytest.ini."""
+import os
+import sys
+import tempfile
+
+import pytest
+
+
+def arguments() -> list[str]:
+    args = ["-c", "pytest.ini", "--rootdir", os.getcwd(), "-p", "no:cacheprovider", "-ra", "--durations=5"]
+    if junit := os.environ.get("XML_OUTPUT_FILE"):
+        args.append("--junitxml=" + junit)
+    if only := os.environ.get("TESTBRIDGE_TEST_ONLY"):
+        args.append("-k" + only)
+    return args
+
+
+def main() -> int:
+    # Bazel's own temporary folder is too deep for the path of a unix socket (107 bytes), so tests keep theirs in /tmp.
+    with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as scratch:
+        os.environ["HOME"] = scratch
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.path.join(scratch, "hypothesis")
+        sys.dont_write_bytecode = True
+        return pytest.main([*arguments(), "--basetemp", os.path.join(scratch, "t"), *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
