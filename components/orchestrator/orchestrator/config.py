@@ -1,0 +1,122 @@
+"""All that an orchestrator can be told, in one place: flags first, then environment variables, then the defaults here."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+ENV_PREFIX = "TIMESLICE_ORCH_"
+
+
+class BadConfig(ValueError):
+    """A setting that cannot work. The text names the setting and what it may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrchestratorConfig:
+    """Tunables of one orchestrator process. Built once in main.py and handed down.
+
+    Each can be set by the environment variable TIMESLICE_ORCH_ + its name in capitals, or by the flag --name-with-dashes.
+    """
+
+    session_ttl_s: float = 30.0
+    """Silence after which a client's leases end: longer than a long GC pause, shorter than a user's patience."""
+
+    min_session_ttl_s: float = 1.0
+    """The shortest time to live that a client may ask for: three renewals of 0.3 s still fit."""
+
+    max_session_ttl_s: float = 3600.0
+    """The longest time to live that a client may ask for: a dead client blocks its group no longer."""
+
+    start_grace_s: float = 600.0
+    """How long a holder without a session and without a process may take to start one, once its connection is closed."""
+
+    lock_timeout_s: float = 10.0
+    """Deadline of a Lock: kernels in flight must end in it, else the switch is tried again."""
+
+    operation_timeout_s: float = 120.0
+    """Deadline of a snapshot or restore, after which the agent rolls back or calls it indeterminate."""
+
+    call_timeout_s: float = 5.0
+    """Deadline of a call to an agent that only starts or asks something. A local call takes a millisecond."""
+
+    unreachable_after_s: float = 10.0
+    """Silence after which a node counts as unreachable and its groups show UNKNOWN."""
+
+    reattach_s: float = 2.0
+    """After a start, how long groups wait for the waiters of the record to come back before they grant in their order."""
+
+    request_memory_s: float = 3600.0
+    """How long the outcome of a request id is kept, so that a late retry gets ABORTED and not a second lease."""
+
+    poll_first_s: float = 0.02
+    """First pause between two questions to an agent without Watch: a quick operation costs little more than itself."""
+
+    poll_last_s: float = 1.0
+    """Longest pause between two questions to an agent without Watch."""
+
+    event_log_size: int = 10_000
+    """Events that WatchGroups can replay; about 5 MB."""
+
+    watch_queue_size: int = 1_000
+    """Events that a WatchGroups client may lag behind before its stream ends with RESOURCE_EXHAUSTED."""
+
+    max_message_bytes: int = 16 << 20
+    """Largest request that is read at all: large enough to answer a 10 MB id with the field's name."""
+
+    stop_grace_s: float = 10.0
+    """After SIGTERM, how long a switch under way may take to end."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise BadConfig(f"{field.name} is {value}; set {env_name(field.name)} to a number above 0")
+        if not self.min_session_ttl_s <= self.session_ttl_s <= self.max_session_ttl_s:
+            raise BadConfig(
+                f"session_ttl_s is {self.session_ttl_s}, not between {self.min_session_ttl_s}"
+                f" and {self.max_session_ttl_s}; change {env_name('session_ttl_s')}")
+        if self.poll_first_s > self.poll_last_s:
+            raise BadConfig(f"poll_first_s is above poll_last_s; lower {env_name('poll_first_s')}")
+
+    @classmethod
+    def from_settings(cls, env: Mapping[str, str], flags: Mapping[str, str | None]) -> "OrchestratorConfig":
+        """The settings that `flags` names (None: not given), else `env`, else the defaults."""
+        chosen: dict[str, float | int] = {}
+        for field in fields(cls):
+            given = flags.get(field.name)
+            source = "--" + field.name.replace("_", "-")
+            if given is None:
+                given, source = env.get(env_name(field.name)), env_name(field.name)
+            if given is None:
+                continue
+            try:
+                chosen[field.name] = int(given) if field.type in (int, "int") else float(given)
+            except ValueError:
+                raise BadConfig(f"{source} is {given!r}; give a number") from None
+        return cls(**chosen)  # type: ignore[arg-type]
+
+
+def env_name(setting: str) -> str:
+    """The environment variable of a setting."""
+    return ENV_PREFIX + setting.upper()
+
+
+def default_state_dir(env: Mapping[str, str]) -> Path:
+    """$TIMESLICE_STATE_DIR, else $XDG_STATE_HOME/timeslice, else ~/.local/state/timeslice."""
+    if env.get("TIMESLICE_STATE_DIR"):
+        return Path(env["TIMESLICE_STATE_DIR"])
+    if env.get("XDG_STATE_HOME"):
+        return Path(env["XDG_STATE_HOME"]) / "timeslice"
+    return Path.home() / ".local" / "state" / "timeslice"
+
+
+def default_listen(env: Mapping[str, str]) -> str:
+    """unix:RUNTIME/orchestrator.sock, RUNTIME being $TIMESLICE_RUNTIME_DIR, else below $XDG_RUNTIME_DIR, else in /tmp."""
+    if env.get("TIMESLICE_RUNTIME_DIR"):
+        runtime = Path(env["TIMESLICE_RUNTIME_DIR"])
+    elif env.get("XDG_RUNTIME_DIR"):
+        runtime = Path(env["XDG_RUNTIME_DIR"]) / "timeslice"
+    else:
+        runtime = Path(f"/tmp/timeslice-{os.getuid()}")
+    return f"unix:{runtime / 'orchestrator.sock'}"

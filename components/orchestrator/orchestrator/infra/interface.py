@@ -1,0 +1,38 @@
+"""What an infrastructure tells: which nodes have agents, and which groups they serve."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOnNode:
+    """A group's part on one node."""
+
+    group: str
+    accelerators: tuple[str, ...]
+    """Ids or indices, as configured; empty: whatever the node's agent says."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """A node, where its agent listens, and its groups."""
+
+    node: str
+    address: str
+    groups: tuple[GroupOnNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All nodes that are known now. A later topology replaces it whole."""
+
+    agents: tuple[AgentSpec, ...]
+
+
+class Infra(Protocol):
+    """Where nodes and groups come from: flags here, the API server in a cluster."""
+
+    def topologies(self) -> AsyncIterator[Topology]:
+        """The present topology at once, then a new one after every change. Ends only with the process."""
+        ...
