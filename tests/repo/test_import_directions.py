@@ -1,4 +1,4 @@
-"""Imports point one way (docs/design/architecture.md, "Folders"): this walks the syntax trees and names each line that does not."""
+"""Imports point one way (docs/design/architecture.md, "Folders"): each line that does not is named."""
 
 from __future__ import annotations
 
@@ -35,7 +35,12 @@ class Package:
 PACKAGES = [
     Package("components/client-py/src/timeslice", frozenset(PROTOS), third_party=frozenset({"grpc", "google"})),
     Package("components/orchestrator/orchestrator", frozenset(PROTOS), ("api", "store", "infra", "agents"), "core"),
-    Package("components/snapshot-agent/snapshot_agent_server", frozenset(PROTOS), ("api", "backends", "processes", "driver"), "core"),
+    Package(
+        "components/snapshot-agent/snapshot_agent_server",
+        frozenset(PROTOS),
+        ("api", "backends", "processes", "driver"),
+        "core",
+    ),
     Package("examples/timeslice_demo", frozenset(PROTOS | {"timeslice", "orchestrator"})),
 ]
 
@@ -55,7 +60,9 @@ def imports(path: pathlib.Path, package: Package) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom) and node.level:
             here = (package.name, *inside)
             base = here[: len(here) - node.level + 1]
-            yield from ((node.lineno, ".".join([*base, *filter(None, [node.module]), alias.name])) for alias in node.names)
+            yield from (
+                (node.lineno, ".".join([*base, *filter(None, [node.module]), alias.name])) for alias in node.names
+            )
         elif isinstance(node, ast.ImportFrom):
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
@@ -91,4 +98,6 @@ def test_a_wrong_import_is_found(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
     bad.parent.mkdir(parents=True)
     bad.write_text("import time\nfrom orchestrator.store import sqlite\nfrom ..api import server\nimport timeslice\n")
     package = PACKAGES[1]
-    assert [p.split(" ")[0] for p in wrong(package, bad)] == [f"components/orchestrator/orchestrator/core/group.py:{n}" for n in (1, 2, 3, 4, 4)]
+    assert [p.split(" ")[0] for p in wrong(package, bad)] == [
+        f"components/orchestrator/orchestrator/core/group.py:{n}" for n in (1, 2, 3, 4, 4)
+    ]

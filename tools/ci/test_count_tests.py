@@ -13,7 +13,9 @@ XML = """<testsuites><testsuite name="s"><testcase name="a"/><testcase name="b">
 
 def result(label: str, status: str, xml: Path | None) -> str:
     output = [{"name": "test.xml", "uri": xml.as_uri()}] if xml else []
-    return json.dumps({"id": {"testResult": {"label": label}}, "testResult": {"status": status, "testActionOutput": output}})
+    return json.dumps(
+        {"id": {"testResult": {"label": label}}, "testResult": {"status": status, "testActionOutput": output}}
+    )
 
 
 def test_cases_are_counted_by_outcome(tmp_path: Path) -> None:

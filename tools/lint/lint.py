@@ -30,8 +30,14 @@ TYPED_PACKAGES = [
 
 
 def ruff(root: pathlib.Path) -> int:
-    files = [str(p) for p in root.rglob("*.py") if "external" not in p.parts and not p.name.endswith(("_pb2.py", "_pb2_grpc.py"))]
-    return subprocess.call([sys.executable, "-m", "ruff", "check", "--no-cache", "--config", "ruff.toml", *files], cwd=root)
+    files = [
+        str(p)
+        for p in root.rglob("*.py")
+        if "external" not in p.parts and not p.name.endswith(("_pb2.py", "_pb2_grpc.py"))
+    ]
+    return subprocess.call(
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "--config", "ruff.toml", *files], cwd=root
+    )
 
 
 def mypy(root: pathlib.Path) -> int:
@@ -39,7 +45,9 @@ def mypy(root: pathlib.Path) -> int:
         env = dict(os.environ, MYPYPATH=os.pathsep.join(IMPORT_ROOTS))
         return subprocess.call(
             [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", cache, *TYPED_PACKAGES],
-            cwd=root, env=env)
+            cwd=root,
+            env=env,
+        )
 
 
 def main() -> int:

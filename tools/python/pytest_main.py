@@ -1,9 +1,13 @@
 """Entry point of pytest_test: run pytest on the files named on the command line, with //:pytest.ini."""
+
 import os
 import sys
 import tempfile
 
 import pytest
+
+PATHS = ("GPU_MOCK_LIB_DIR", "LIBFAKETIME")
+"""Variables with a path relative to the runfiles, made absolute for tests that change folder."""
 
 
 def arguments() -> list[str]:
@@ -19,6 +23,9 @@ def main() -> int:
     # Bazel's own temporary folder is too deep for the path of a unix socket (107 bytes), so tests keep theirs in /tmp.
     with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as scratch:
         os.environ["HOME"] = scratch
+        for name in PATHS:
+            if name in os.environ:
+                os.environ[name] = os.path.abspath(os.environ[name])
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.path.join(scratch, "hypothesis")
         sys.dont_write_bytecode = True
         return pytest.main([*arguments(), "--basetemp", os.path.join(scratch, "t"), *sys.argv[1:]])
