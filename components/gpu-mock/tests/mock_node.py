@@ -1,0 +1,322 @@
+"""The pytest side: a node of mock GPUs, and processes on it that make driver calls as unmodified programs do.
+
+    with MockNode("1x1MiB") as node:
+        process = node.process(device=0)            # a new process with a current context
+        pointer = process.ok.cuMemAlloc(4096)       # must succeed; the value alone
+        assert process.code.cuMemFree(1) == CUresult.CUDA_ERROR_INVALID_VALUE
+        blocked = process.thread("other").begin("cuCtxSynchronize")
+
+What a driver call returns is held against the codes that its documentation names (MockNode.undocumented).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.bindings.driver import CUresult
+
+from mock_actor import Struct
+
+REPLY_TIMEOUT_S = 30.0  # far above any call here that is not blocked on purpose
+ALWAYS_ALLOWED = {
+    CUresult.CUDA_SUCCESS,
+    CUresult.CUDA_ERROR_NOT_SUPPORTED,  # what the mock does not know
+    CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,  # "may also return error codes from previous, asynchronous launches"
+    CUresult.CUDA_ERROR_NOT_INITIALIZED,
+}
+
+
+def library_folder() -> Path:
+    """The folder with libcuda.so.1, libnvidia-ml.so.1 and gpu-mock."""
+    named = os.environ.get("GPU_MOCK_LIB_DIR")
+    if not named:
+        raise RuntimeError("GPU_MOCK_LIB_DIR is not set: the folder with libcuda.so.1, libnvidia-ml.so.1, gpu-mock")
+    return Path(named).absolute()
+
+
+def documented_codes(name: str) -> set[CUresult]:
+    """The results that the documentation of a driver call names."""
+    text = getattr(driver, name).__doc__ or ""
+    returns = text.split("Returns\n-------\n")[-1].split("\n\n")[0]
+    return {CUresult[found] for found in re.findall(r"CUDA_(?:SUCCESS|ERROR_\w+)", returns)}
+
+
+class ProcessEnded(Exception):
+    """The process died before it answered."""
+
+
+class StillBlocked(Exception):
+    """No answer in time."""
+
+
+class ForkServer:
+    """The warm process that actors are forked from; it starts with the mock on its loader path, as users' programs."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(library_folder())}
+        actor_program = Path(sys.modules["mock_actor"].__file__ or "").absolute()
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(actor_program), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], env=environment)  # fmt: skip
+        theirs.close()
+        self._control = ours
+
+    def ask(self, *request: Any, send: int | None = None) -> Any:
+        message = pickle.dumps(request)
+        if send is None:
+            self._control.sendall(message)
+        else:
+            socket.send_fds(self._control, [message], [send])
+        answer = self._control.recv(1 << 20)
+        if not answer:
+            raise ProcessEnded(f"the fork server is gone (exit status {self._process.wait()})")
+        return pickle.loads(answer)
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+class Pending:
+    """A call that has been sent; its result may be waited for."""
+
+    def __init__(self, process: MockProcess, number: int, name: str) -> None:
+        self._process, self._number, self.name = process, number, name
+
+    def result(self, timeout_s: float = REPLY_TIMEOUT_S) -> Any:
+        """What the call returned (or raised).
+
+        Raises:
+            StillBlocked: no answer in time. ProcessEnded: there will be none.
+        """
+        return self._process.receive(self._number, self.name, timeout_s)
+
+    def is_blocked_for(self, seconds: float) -> bool:
+        """Whether no answer comes within that time: only ever used for calls that must not answer."""
+        try:
+            self._process.wait_for(self._number, self.name, seconds)
+        except StillBlocked:
+            return True
+        return False
+
+
+class _Calls:
+    """process.ok.cuX(...), process.code.cuX(...): the same calls, with the result looked at."""
+
+    def __init__(self, thread: MockThread, judge: Callable[[str, Any], Any]) -> None:
+        self._thread, self._judge = thread, judge
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments: self._judge(name, self._thread.begin(name, *arguments).result())
+
+
+def _must_succeed(name: str, result: Any) -> Any:
+    if result[0] != CUresult.CUDA_SUCCESS:
+        raise AssertionError(f"{name}: {result[0]!r}, expected success")
+    return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
+
+
+class MockThread:
+    """A named thread of a process. cuX and nvmlX are the bindings' calls, others those of mock_actor.Actor.perform."""
+
+    def __init__(self, process: MockProcess, thread: str) -> None:
+        self._process, self._thread = process, thread
+        self.ok = _Calls(self, _must_succeed)
+        self.code = _Calls(self, lambda name, result: result[0])
+
+    def begin(self, name: str, *arguments: Any) -> Pending:
+        return self._process.send(self._thread, name, arguments)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *arguments: self.begin(name, *arguments).result()
+
+
+class MockProcess(MockThread):
+    """A process on the node; used as a thread it is its first one."""
+
+    def __init__(self, node: MockNode, pid: int, reap_pid: int, channel: Connection) -> None:
+        super().__init__(self, "main")
+        self.pid = pid
+        self._node, self._reap_pid, self._channel = node, reap_pid, channel
+        self._next_number = 0
+        self._answers: dict[int, tuple[bool, Any]] = {}
+        self._ended = False
+
+    def thread(self, name: str) -> MockThread:
+        return MockThread(self, name)
+
+    def send(self, thread: str, name: str, arguments: tuple[Any, ...]) -> Pending:
+        self._next_number += 1
+        try:
+            self._channel.send((self._next_number, thread, name, arguments))
+        except BrokenPipeError:
+            raise ProcessEnded(f"process {self.pid} is gone before {name}") from None
+        return Pending(self, self._next_number, name)
+
+    def wait_for(self, number: int, name: str, timeout_s: float) -> None:
+        """Wait until the answer is there, and leave it."""
+        deadline = time.monotonic() + timeout_s
+        while number not in self._answers:
+            if not self._channel.poll(max(0.0, deadline - time.monotonic())):
+                raise StillBlocked(f"{name} in process {self.pid} has not returned within {timeout_s} s")
+            try:
+                answered, good, value = self._channel.recv()
+            except (EOFError, ConnectionResetError):
+                raise ProcessEnded(f"process {self.pid} ended during {name}") from None
+            self._answers[answered] = (good, value)
+
+    def receive(self, number: int, name: str, timeout_s: float) -> Any:
+        self.wait_for(number, name, timeout_s)
+        good, value = self._answers.pop(number)
+        if not good:
+            raise value
+        self._node.note_result(name, value)
+        return value
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self, reap: bool = True) -> None:
+        """SIGKILL; without `reap` the process stays a zombie until the node is closed."""
+        if not self._ended:
+            os.kill(self.pid, signal.SIGKILL)
+            self._ended = True
+            if reap:
+                self._node.reap(self._reap_pid)
+            else:
+                self._node.leave_zombie(self._reap_pid)
+            self._channel.close()
+
+    def end(self) -> None:
+        """Let the process exit by itself (its channel closes) and wait for that."""
+        if not self._ended:
+            self._ended = True
+            self._channel.close()
+            self._node.reap(self._reap_pid)
+
+
+class MockNode:
+    """One folder of mock GPUs, removed at the end with all processes on it."""
+
+    def __init__(self, server: ForkServer, spec: str, environment: dict[str, str] | None = None) -> None:
+        self._server = server
+        self._parent = Path(tempfile.mkdtemp(prefix="gpu-mock-test-", dir="/dev/shm"))
+        self._parent.chmod(0o755)
+        self.folder = self._parent / "node"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TIMESLICE_")},
+            "LD_LIBRARY_PATH": str(library_folder()),
+            "TIMESLICE_GPU_MOCK_DIR": str(self.folder),
+            "TIMESLICE_GPU_MOCK": spec,
+            **(environment or {}),
+        }
+        self._processes: list[MockProcess] = []
+        self._zombies: list[int] = []
+        self.undocumented: list[str] = []
+        """Results that the documentation of the call does not name."""
+        self.called: set[str] = set()
+        self.control("create")
+
+    def __enter__(self) -> MockNode:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def control(self, *arguments: str, timeout_s: float = 30.0) -> str:
+        """Run the gpu-mock command; return what it printed.
+
+        Raises:
+            subprocess.CalledProcessError: it failed; .stderr has its words.
+        """
+        done = subprocess.run(
+            [str(library_folder() / "gpu-mock"), *arguments], env=self.environment, capture_output=True, text=True,
+            timeout=timeout_s, check=False)  # fmt: skip
+        if done.returncode:
+            raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, done.stderr)
+        return done.stdout
+
+    def journal(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.control("journal").splitlines()]
+
+    def process(
+        self, device: int | None = 0, *, in_new_namespace: bool = False, uid: int | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> MockProcess:  # fmt: skip
+        """Start a process; with a device, initialise the driver and make that device's primary context current."""
+        ours, theirs = socket.socketpair()
+        pid, reap_pid = self._server.ask(
+            "spawn", {**self.environment, **(environment or {})}, in_new_namespace, uid,
+            send=theirs.fileno())  # fmt: skip
+        theirs.close()
+        if pid <= 0:
+            raise OSError(-pid, "no new PID namespace here; run the tests as root or allow user namespaces")
+        process = MockProcess(self, pid, reap_pid, Connection(ours.detach()))
+        self._processes.append(process)
+        if device is not None:
+            process.ok.cuInit(0)
+            process.ok.cuCtxSetCurrent(process.ok.cuDevicePrimaryCtxRetain(device))
+        return process
+
+    def reap(self, pid: int) -> None:
+        self._server.ask("reap", pid, True)
+
+    @staticmethod
+    def wait_until_zombie(process: MockProcess) -> None:
+        """Wait until the kernel has ended the process (its parent does not reap it)."""
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            assert select.select([descriptor], [], [], REPLY_TIMEOUT_S)[0], f"process {process.pid} did not end"
+        finally:
+            os.close(descriptor)
+
+    def leave_zombie(self, pid: int) -> None:
+        self._zombies.append(pid)
+
+    def note_result(self, name: str, value: Any) -> None:
+        self.called.add(name)
+        code = value[0] if name.startswith("cu") and isinstance(value, tuple) else None
+        if isinstance(code, CUresult) and code not in ALWAYS_ALLOWED | documented_codes(name):
+            self.undocumented.append(f"{name}: {code!r}")
+
+    def check(self) -> None:
+        """Ask the mock whether its shared state is consistent."""
+        self.control("show", "--check")
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for pid in self._zombies:
+            self.reap(pid)
+        shutil.rmtree(self._parent)
+
+
+
+
+def state_of(asker: MockThread, pid: int) -> driver.CUprocessState:
+    """What the driver says of a process."""
+    return driver.CUprocessState(int(asker.ok.cuCheckpointProcessGetState(pid)))
+
+
+def lock_args(timeout_ms: int) -> Struct:
+    return Struct("CUcheckpointLockArgs", timeoutMs=timeout_ms)
