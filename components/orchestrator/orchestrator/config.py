@@ -1,4 +1,4 @@
-"""All that an orchestrator can be told, in one place: flags first, then environment variables, then the defaults here."""
+"""All that an orchestrator can be told, in one place: flags, then environment variables, then the defaults here."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class BadConfig(ValueError):
 class OrchestratorConfig:
     """Tunables of one orchestrator process. Built once in main.py and handed down.
 
-    Each can be set by the environment variable TIMESLICE_ORCH_ + its name in capitals, or by the flag --name-with-dashes.
+    Each can be set by the environment variable TIMESLICE_ORCH_ + its name in capitals, or by --name-with-dashes.
     """
 
     session_ttl_s: float = 30.0
@@ -29,7 +29,7 @@ class OrchestratorConfig:
     """The longest time to live that a client may ask for: a dead client blocks its group no longer."""
 
     start_grace_s: float = 600.0
-    """How long a holder without a session and without a process may take to start one, once its connection is closed."""
+    """How long a holder without a session may take to start its first process, once its connection is closed."""
 
     lock_timeout_s: float = 10.0
     """Deadline of a Lock: kernels in flight must end in it, else the switch is tried again."""
@@ -44,7 +44,7 @@ class OrchestratorConfig:
     """Silence after which a node counts as unreachable and its groups show UNKNOWN."""
 
     reattach_s: float = 2.0
-    """After a start, how long groups wait for the waiters of the record to come back before they grant in their order."""
+    """After a start, how long groups wait for recorded waiters to come back before they grant in the old order."""
 
     request_memory_s: float = 3600.0
     """How long the outcome of a request id is kept, so that a late retry gets ABORTED and not a second lease."""
@@ -112,7 +112,7 @@ def default_state_dir(env: Mapping[str, str]) -> Path:
 
 
 def default_listen(env: Mapping[str, str]) -> str:
-    """unix:RUNTIME/orchestrator.sock, RUNTIME being $TIMESLICE_RUNTIME_DIR, else below $XDG_RUNTIME_DIR, else in /tmp."""
+    """unix:RUNTIME/orchestrator.sock; RUNTIME: $TIMESLICE_RUNTIME_DIR, else below $XDG_RUNTIME_DIR, else in /tmp."""
     if env.get("TIMESLICE_RUNTIME_DIR"):
         runtime = Path(env["TIMESLICE_RUNTIME_DIR"])
     elif env.get("XDG_RUNTIME_DIR"):

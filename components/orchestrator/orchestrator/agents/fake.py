@@ -1,7 +1,7 @@
-"""A snapshot agent without devices: a real grpc.aio server with the agent's states, which fails, hangs or is slow on demand.
+"""A snapshot agent without devices: a real grpc.aio server with the agent's states; it fails, hangs or lags on demand.
 
-It keeps the promises that the orchestrator builds on (tokens, epochs, lock, after_operation_id, pushed ends) and reports
-in `violations` when somebody makes it break the second invariant: two jobs of one group unlocked on the device at once.
+It keeps the promises that the orchestrator builds on (tokens, epochs, lock, after_operation_id, pushed ends) and
+reports in `violations` when somebody makes it break the second invariant: two jobs of one group unlocked at once.
 With `old_contract=True` it knows nothing of the extensions: no Watch, no Lock, no field numbered 100 or above.
 """
 

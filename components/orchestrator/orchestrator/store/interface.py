@@ -1,19 +1,25 @@
-"""What the orchestrator asks of its durable memory. Every store passes tests/store/contract.py."""
+"""What the orchestrator asks of its durable memory. Every store passes tests/store/test_store_contract.py."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Record, RecordWaiter
+from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, WaiterRecord
+
+Write = Record | RecordWaiter | ForgetWaiter | ForgetEnded
 
 
 class StoreRefused(Exception):
-    """The store cannot be opened. Nothing in it was changed; the text says what to do."""
+    """The store cannot be opened or read. Nothing in it was changed; the text says what to do."""
 
 
 class StoreFailed(Exception):
     """A write did not happen, and it is certain that it did not. The same write may be tried again."""
 
 
-class StoreUnknown(Exception):
-    """A write was cut off: it may have happened. Read what stands there before acting."""
+class StoreUnclear(Exception):
+    """A write was cut off: all of it happened, or nothing. Read what stands there before acting."""
 
 
 class Deposed(Exception):
@@ -24,3 +30,45 @@ class Deposed(Exception):
             f"the store belongs to the orchestrator with epoch {stored}; this one has epoch {own} and stops."
             " Let one orchestrator run per store.")
         self.own, self.stored = own, stored
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All that a store keeps."""
+
+    records: tuple[GroupRecord, ...] = ()
+    ended: tuple[EndedLease, ...] = ()
+    waiters: tuple[WaiterRecord, ...] = ()
+
+
+class Store(Protocol):
+    """A store that this process has opened, and leads."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """This leader's number: durable, and higher than that of everybody who opened the store before."""
+        ...
+
+    async def load(self) -> Loaded:
+        """Everything; StoreRefused if something in it cannot be understood."""
+        ...
+
+    async def read(self, group: GroupId) -> GroupRecord | None:
+        """What stands in the store about this group now; StoreFailed if it cannot be told."""
+        ...
+
+    async def write(self, writes: Sequence[Write]) -> None:
+        """Do all of these, in order, in one transaction; a `Record` among them is durable when this returns.
+
+        Without a `Record` a power cut may lose them (a killed process does not). StoreFailed: none was done.
+        StoreUnclear: all or none. Deposed: none, and none ever will be again.
+        """
+        ...
+
+    async def raise_epoch(self, above: int) -> Epoch:
+        """Make this leader's number higher than `above`, durably: agents know a leader that the store has lost."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what is being written, and let others have the store."""
+        ...

@@ -8,6 +8,7 @@ from orchestrator.api.validation import RULES, problem_of
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 
 INVALID, UNIMPLEMENTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
+Session, Process = pb.SessionRequest, pb.ProcessRef
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ INVALID, UNIMPLEMENTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMP
         pb.ListGroupsRequest(),
         pb.WatchGroupsRequest(group_ids=["a", "b"], after_sequence=3),
         pb.WatchGroupsRequest(),
-        pb.SessionRequest(session_id="s", job_id="j", processes=[pb.ProcessRef(node="n", pid=1, start_time=5)]),
+        Session(session_id="s", job_id="j", processes=[Process(node="n", pid=1, start_time=5)]),
         pb.EvictRequest(group_id="g", job_id="j", reason="because", action=pb.EvictRequest.ACTION_END_LEASE),
     ],
 )
@@ -45,7 +46,7 @@ def test_requests_of_good_form_pass(request_: Any) -> None:
         (pb.AcquireRequest(job_id="j", group_id="g", expected_hold_ms=-1), "expected_hold_ms", INVALID),
         (pb.AcquireRequest(job_id="j", group_id="g", participants=-1), "participants", INVALID),
         (pb.AcquireRequest(job_id="j", group_id="g", participants=2), "participants", UNIMPLEMENTED),
-        (pb.AcquireRequest(job_id="j", group_id="g", additional_group_ids=["h"]), "additional_group_ids", UNIMPLEMENTED),
+        (pb.AcquireRequest(job_id="j", group_id="g", additional_group_ids="h"), "additional_group_ids", UNIMPLEMENTED),
         (pb.YieldRequest(group_id="g"), "job_id", INVALID),
         (pb.YieldRequest(job_id="j", group_id="g", fencing_token=-1), "fencing_token", INVALID),
         (pb.YieldRequest(job_id="j", group_id="g", expected_idle_ms=-1), "expected_idle_ms", INVALID),
@@ -57,8 +58,8 @@ def test_requests_of_good_form_pass(request_: Any) -> None:
         (pb.SessionRequest(job_id="j"), "session_id", INVALID),
         (pb.SessionRequest(session_id="s"), "job_id", INVALID),
         (pb.SessionRequest(session_id="s", job_id="j", ttl_ms=-1), "ttl_ms", INVALID),
-        (pb.SessionRequest(session_id="s", job_id="j", processes=[pb.ProcessRef(pid=1)]), "processes[0].node", INVALID),
-        (pb.SessionRequest(session_id="s", job_id="j", processes=[pb.ProcessRef(node="n")]), "processes[0].pid", INVALID),
+        (Session(session_id="s", job_id="j", processes=[Process(pid=1)]), "processes[0].node", INVALID),
+        (Session(session_id="s", job_id="j", processes=[Process(node="n")]), "processes[0].pid", INVALID),
         (pb.EvictRequest(group_id="g", job_id="j", reason="r" * 1025), "reason", INVALID),
         (pb.EvictRequest(group_id="g", job_id="j\t"), "job_id", INVALID),
     ],

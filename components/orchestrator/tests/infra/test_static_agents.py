@@ -8,8 +8,9 @@ from orchestrator.infra.static import BadAgentFlag, StaticInfra, parse_agents
 
 
 def test_groups_and_accelerators_are_read_from_the_flag() -> None:
-    assert parse_agents(["n1=unix:/tmp/a.sock,group=trainers:0+GPU-5,group=samplers", "n2=127.0.0.1:90,group=trainers"]) == [
-        AgentSpec("n1", "unix:/tmp/a.sock", (GroupOnNode("trainers", ("0", "GPU-5")), GroupOnNode("samplers", ()))),
+    flags = ["n1=unix:/a.sock,group=trainers:0+GPU-5,group=samplers", "n2=127.0.0.1:90,group=trainers"]
+    assert parse_agents(flags) == [
+        AgentSpec("n1", "unix:/a.sock", (GroupOnNode("trainers", ("0", "GPU-5")), GroupOnNode("samplers", ()))),
         AgentSpec("n2", "127.0.0.1:90", (GroupOnNode("trainers", ()),)),
     ]
 
