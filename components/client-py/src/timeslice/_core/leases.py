@@ -1,0 +1,111 @@
+"""What one client holds, what it lost and was not yet told, and what it never knew it held."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Holding(NamedTuple):
+    """Who holds what."""
+
+    job_id: str
+    group_id: str
+
+
+@dataclass(frozen=True)
+class HeldLease:
+    """A lease as the wire names it."""
+
+    holding: Holding
+    token: int
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A lease that ended without the job giving it back."""
+
+    lease: HeldLease
+    reason: str
+
+
+class LeaseBook:
+    """The leases of one client. Not safe between threads: its owner has the lock."""
+
+    def __init__(self) -> None:
+        self._held: dict[Holding, int] = {}
+        self._lost: dict[Holding, Loss] = {}
+        self._asking: Counter[Holding] = Counter()
+        self._over: dict[Holding, int] = {}
+        """The highest token that is over: given back, or lost."""
+
+    def asking(self, holding: Holding) -> None:
+        """An acquire begins."""
+        self._asking[holding] += 1
+
+    def asked(self, holding: Holding, token: int) -> None:
+        """An acquire ended; `token` is 0 if it brought no lease, or the server does not number them."""
+        self._asking[holding] -= 1
+        if not self._asking[holding]:
+            del self._asking[holding]
+        loss = self._lost.get(holding)
+        if loss is not None and loss.lease.token < token:
+            del self._lost[holding]
+        if token > self._over.get(holding, 0):
+            self._held[holding] = token
+
+    def given_back(self, holding: Holding, token: int) -> None:
+        """The orchestrator has recorded the yield."""
+        self._end(holding, token)
+
+    def lost(self, lease: HeldLease, reason: str) -> bool:
+        """The lease is over; True if this is news. A lease that this client gave back, or never had, is none."""
+        held = self._held.get(lease.holding, 0)
+        early = bool(self._asking.get(lease.holding)) and lease.token > max(held, self._over.get(lease.holding, 0))
+        if lease.token != held and not early:
+            return False
+        self._end(lease.holding, lease.token)
+        self._lost[lease.holding] = Loss(lease, reason)
+        return True
+
+    def regranted(self, lease: HeldLease, replaces_token: int) -> None:
+        """An evicted job is on the device again under a new token."""
+        if self._held.get(lease.holding) == replaces_token:
+            self._held[lease.holding] = lease.token
+
+    def token(self, holding: Holding) -> int:
+        """The token of the lease that is held, 0 for none."""
+        return self._held.get(holding, 0)
+
+    def take_loss(self, holding: Holding) -> Loss | None:
+        """The loss to tell the caller of; it is told once."""
+        return self._lost.pop(holding, None)
+
+    def held_by_job(self, job_id: str) -> list[HeldLease]:
+        """Everything that the job holds through this client."""
+        return [HeldLease(holding, token) for holding, token in self._held.items() if holding.job_id == job_id]
+
+    def all_held(self) -> list[HeldLease]:
+        """Everything that is held through this client."""
+        return [HeldLease(holding, token) for holding, token in self._held.items()]
+
+    def missing(self, expected: Iterable[HeldLease], listed: Iterable[HeldLease]) -> list[HeldLease]:
+        """Leases of `expected` that are still held here and that the orchestrator no longer lists."""
+        known = set(listed)
+        return [e for e in expected if self._held.get(e.holding) == e.token and e not in known]
+
+    def orphans(self, listed: Iterable[HeldLease]) -> list[HeldLease]:
+        """Leases that the orchestrator lists and nobody here knows: granted to an acquire that had given up."""
+        return [
+            lease
+            for lease in listed
+            if not self._asking.get(lease.holding)
+            and lease.token > max(self._held.get(lease.holding, 0), self._over.get(lease.holding, 0))
+        ]
+
+    def _end(self, holding: Holding, token: int) -> None:
+        self._over[holding] = max(self._over.get(holding, 0), token)
+        if self._held.get(holding, 0) <= self._over[holding]:
+            self._held.pop(holding, None)

@@ -1,0 +1,456 @@
+"""The client of the orchestrator that trainers and samplers use."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb2_grpc
+
+from timeslice import _settings
+from timeslice._channel import CHANNEL_OPTIONS, open_channel, status_of
+from timeslice._core import wire
+from timeslice._core.calls import AcquireCall, Call, GiveUp, Patience, Send, Status
+from timeslice._core.leases import HeldLease, Holding, LeaseBook
+from timeslice._core.sessions import Session, SessionState
+from timeslice._processes import REGISTERED
+from timeslice._sync import Contact, SessionKeeper
+from timeslice.orchestrator.exceptions import (
+    OrchestratorConnectionError,
+    OrchestratorError,
+    OrchestratorLeaseLostError,
+    error_from_status,
+)
+from timeslice.orchestrator.types import AcquireResult, OrchestratorGroupStatus, YieldResult
+
+__all__ = ["DEFAULT_CHANNEL_OPTIONS", "DEFAULT_SERVICE_CONFIG", "TimeSliceOrchestratorClient"]
+
+logger = logging.getLogger("timeslice")
+
+DEFAULT_SERVICE_CONFIG = json.dumps(
+    {"methodConfig": [{"name": [{"service": "timeslice_orchestrator.v1alpha1.TimeSliceOrchestratorService"}]}]}
+)
+"""Without a retry policy: grpc would repeat calls of which it cannot know whether that is safe. The client retries."""
+
+DEFAULT_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.service_config", DEFAULT_SERVICE_CONFIG),
+    *CHANNEL_OPTIONS,
+]
+
+_CLOSE_S = 2.0
+"""For each step of close(): a program that ends should not wait long for an orchestrator that is gone."""
+
+
+class TimeSliceOrchestratorClient:
+    """Takes groups of accelerators for a job, and gives them back.
+
+    Made cheaply: it connects at the first call. It may be used from several threads. While it holds or waits for a
+    group, a background thread keeps the job's session alive; when the process ends, so does the session, and the next
+    job is served. A forked child cannot use its parent's client.
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        job_id: str | None = None,
+        group_id: str | None = None,
+        channel_options: list[tuple[str, Any]] | None = None,
+        *,
+        session_ttl_s: float = 30.0,
+        connect_timeout_s: float = Patience.connect_timeout_s,
+        unreachable_timeout_s: float = Patience.unreachable_timeout_s,
+        wait_slice_s: float = Patience.slice_s,
+        use_sessions: bool = True,
+    ) -> None:
+        """Where nothing is given, the environment decides.
+
+        Args:
+            target: the orchestrator, "unix:PATH" or "HOST:PORT"; else $TIMESLICE_ORCH_ADDR, else the socket of
+                `timeslice up` on this machine.
+            job_id: used by calls that name none; else $TIMESLICE_JOB_ID.
+            group_id: used by calls that name none; else $TIMESLICE_GROUP_ID.
+            channel_options: grpc channel options, besides and before our own.
+            session_ttl_s: silence after which the job's leases end; the orchestrator may shorten or lengthen it.
+            connect_timeout_s: how long the first call tries to reach an orchestrator that has not answered yet.
+            unreachable_timeout_s: how long a call goes on trying when one that has answered is gone, for example
+                because it restarts. A call's own `timeout_sec` ends it sooner.
+            wait_slice_s: how long one request waits in the queue before the client asks on; below the idle limit of
+                whatever proxy lies between.
+            use_sessions: False if leases should outlive this process and this client, as with clients that know no
+                sessions.
+        Raises:
+            ValueError: an address that is none, or a time that is not above 0.
+        """
+        for name, value in (
+            ("session_ttl_s", session_ttl_s),
+            ("connect_timeout_s", connect_timeout_s),
+            ("unreachable_timeout_s", unreachable_timeout_s),
+            ("wait_slice_s", wait_slice_s),
+        ):
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0, not {value!r}")
+        self.target = _settings.orchestrator_address(target, os.environ)
+        self.job_id = job_id or os.environ.get("TIMESLICE_JOB_ID")
+        self.group_id = group_id or os.environ.get("TIMESLICE_GROUP_ID")
+        self._patience = Patience(
+            connect_timeout_s=connect_timeout_s,
+            unreachable_timeout_s=unreachable_timeout_s,
+            slice_s=wait_slice_s,
+        )
+        self._session_ttl_s, self._use_sessions = session_ttl_s, use_sessions
+        self._clock = time.monotonic
+        self._pid = os.getpid()
+        self._closed = False
+        self._contact = Contact(self.target)
+        self._changed = threading.Condition()
+        self._book = LeaseBook()
+        self._sessions: dict[str, SessionKeeper] = {}
+        self._channel = open_channel(self.target, [DEFAULT_CHANNEL_OPTIONS[0], *(channel_options or [])])
+        self._stub: Any = pb2_grpc.TimeSliceOrchestratorServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> TimeSliceOrchestratorClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back what is held, end the sessions and close the channel. A second call does nothing.
+
+        Without sessions nothing is given back. Never raises: what could not be given back ends with the session.
+        """
+        with self._changed:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            held = self._book.all_held() if self._use_sessions else []
+        for lease in held:
+            logger.warning("client closed while job %s holds group %s: giving it back", *lease.holding)
+            self._give_back(lease)
+        for keeper in list(self._sessions.values()):
+            keeper.close(_CLOSE_S)
+        self._channel.close()
+
+    def acquire(
+        self, job_id: str | None = None, group_id: str | None = None, timeout_sec: float | None = None
+    ) -> AcquireResult:
+        """Wait until the job holds the group and its memory is on the device.
+
+        Asking again for what the job holds already returns at once. An orchestrator that restarts is waited for; the
+        place in the queue is kept.
+
+        Args:
+            job_id: else the constructor's.
+            group_id: else the constructor's.
+            timeout_sec: for the whole call; None waits as long as it takes.
+        Raises:
+            ValueError: neither call nor constructor name the job or the group.
+            OrchestratorTimeoutError: not granted in time; the job is out of the queue.
+            OrchestratorConnectionError: no orchestrator answers.
+            OrchestratorLeaseLostError: an earlier lease on this group was lost; said once, and nothing was asked.
+            OrchestratorError: refused; the text says why.
+        """
+        holding = Holding(self._job(job_id), self._group(group_id))
+        self._check_usable()
+        self._raise_loss(holding)
+        call = AcquireCall(
+            f"acquire of group {holding.group_id!r} for job {holding.job_id!r}",
+            request_id=uuid.uuid4().hex,
+            fresh_request_id=uuid.uuid4().hex,
+            patience=self._patience,
+            now=self._clock(),
+            timeout_s=timeout_sec,
+            reached=self._contact.ever(),
+        )
+        keeper = self._session(holding.job_id) if self._use_sessions else None
+        token = 0
+        with self._changed:
+            self._book.asking(holding)
+        try:
+            reply = self._complete(
+                call,
+                self._stub.Acquire,
+                lambda send: wire.acquire_request(holding, send, self._session_id(keeper)),
+                keeper,
+            )
+            token = wire.granted_token(reply, holding.group_id)
+        finally:
+            with self._changed:
+                self._book.asked(holding, token)
+            if not token and keeper is not None:
+                keeper.renew_now()  # Should the grant have crossed our giving up, the answer shows it.
+        return wire.acquire_result(reply)
+
+    def release(
+        self, job_id: str | None = None, group_id: str | None = None, timeout_sec: float | None = None
+    ) -> YieldResult:
+        """Give the group back; returns as soon as the orchestrator has recorded it.
+
+        Args:
+            job_id: else the constructor's.
+            group_id: else the constructor's.
+            timeout_sec: for the whole call; None: an orchestrator that restarts is waited for.
+        Raises:
+            ValueError: neither call nor constructor name the job or the group.
+            OrchestratorLeaseLostError: the lease had ended before; said once.
+            OrchestratorConnectionError: no orchestrator answers; the group may still be held.
+            OrchestratorError: refused, for example because the job does not hold the group.
+        """
+        holding = Holding(self._job(job_id), self._group(group_id))
+        self._check_usable()
+        self._raise_loss(holding)
+        with self._changed:
+            token = self._book.token(holding)
+            keeper = self._sessions.get(holding.job_id)
+        request = wire.yield_request(holding, token, self._session_id(keeper))
+        what = f"release of group {holding.group_id!r} by job {holding.job_id!r}"
+        try:
+            reply = self._unary(self._stub.Yield, request, what, timeout_sec, safe=token > 0)
+        except OrchestratorError as err:
+            self._raise_loss(holding, err)
+            if token and err.code == "FAILED_PRECONDITION":
+                with self._changed:
+                    self._book.given_back(holding, token)
+                raise OrchestratorLeaseLostError(*holding, token, str(err), err.code) from err
+            if token and isinstance(err, OrchestratorConnectionError) and self._is_overdue(keeper):
+                with self._changed:
+                    self._book.given_back(holding, token)
+                reason = f"the session could not be renewed within its time to live, and still not: {err}"
+                raise OrchestratorLeaseLostError(*holding, token, reason, err.code) from err
+            raise
+        with self._changed:
+            self._book.given_back(holding, token)
+        return wire.yield_result(reply)
+
+    def get_status(self, group_id: str | None = None, timeout_sec: float | None = None) -> OrchestratorGroupStatus:
+        """What the group is doing now.
+
+        Raises:
+            ValueError: neither call nor constructor name the group.
+            OrchestratorConnectionError: no orchestrator answers.
+            OrchestratorError: refused, for example NOT_FOUND for an unknown group.
+        """
+        request = pb2.GetGroupStatusRequest(group_id=self._group(group_id))
+        return wire.group_status(self._read(self._stub.GetGroupStatus, request, "get_status", timeout_sec))
+
+    def list_groups(self, timeout_sec: float | None = None) -> list[str]:
+        """The ids of all groups.
+
+        Raises:
+            OrchestratorConnectionError: no orchestrator answers.
+            OrchestratorError: refused.
+        """
+        reply = self._read(self._stub.ListGroups, pb2.ListGroupsRequest(), "list_groups", timeout_sec)
+        return list(reply.group_ids)
+
+    @contextlib.contextmanager
+    def on_accelerators(
+        self, job_id: str | None = None, group_id: str | None = None, timeout_sec: float | None = None
+    ) -> Iterator[AcquireResult]:
+        """Hold the group around a block, or, as a decorator, around every call of a function.
+
+            with client.on_accelerators(group_id="trainers") as result: ...
+
+            @client.on_accelerators(group_id="trainers")
+            def train_phase(batch): ...
+
+        `timeout_sec` bounds the acquire. The group is given back however the block ends.
+
+        Raises:
+            OrchestratorLeaseLostError: at the block's end, the lease was lost in the middle; what the block raised, if
+                anything, is its cause.
+            OrchestratorError: as `acquire` and `release` do. What the block itself raised goes first.
+        """
+        result = self.acquire(job_id=job_id, group_id=group_id, timeout_sec=timeout_sec)
+        try:
+            yield result
+        except Exception as err:
+            try:
+                self.release(job_id=job_id, group_id=group_id)
+            except OrchestratorLeaseLostError as lost:
+                raise lost from err
+            except OrchestratorError:
+                logger.exception("group %s was not given back", self._group(group_id))
+            raise
+        except BaseException:
+            # A person or the interpreter ends the program: one try, and no other error on top.
+            with contextlib.suppress(OrchestratorError):
+                self.release(job_id=job_id, group_id=group_id, timeout_sec=_CLOSE_S)
+            raise
+        self.release(job_id=job_id, group_id=group_id)
+
+    # How calls are sent.
+
+    def _read(self, rpc: Any, request: Any, what: str, timeout_sec: float | None) -> Any:
+        """A question: nobody wants to wait ten minutes for its answer."""
+        patience = replace(self._patience, unreachable_timeout_s=self._patience.connect_timeout_s)
+        return self._unary(rpc, request, what, timeout_sec, patience=patience)
+
+    def _unary(
+        self,
+        rpc: Any,
+        request: Any,
+        what: str,
+        timeout_sec: float | None,
+        *,
+        safe: bool = True,
+        patience: Patience | None = None,
+    ) -> Any:
+        self._check_usable()
+        call = Call(
+            what,
+            patience=patience or self._patience,
+            now=self._clock(),
+            timeout_s=timeout_sec,
+            reached=self._contact.ever(),
+            safe=safe,
+        )
+        return self._complete(call, rpc, lambda _: request)
+
+    def _complete(
+        self, call: Call, rpc: Any, request_for: Callable[[Send], Any], keeper: SessionKeeper | None = None
+    ) -> Any:
+        """The reply, over as many attempts as the call allows.
+
+        Raises:
+            OrchestratorError: of the last attempt.
+        """
+        while True:
+            failure = self._await_session(keeper, call)
+            if failure is None:
+                step = call.next(self._clock())
+                if isinstance(step, GiveUp):
+                    raise self._error(step.status)
+                reply, failure = self._attempt(rpc, request_for(step), step)
+                if failure is None:
+                    call.reached()
+                    if wire.is_queued(reply):
+                        continue
+                    return reply
+            self._pause_after(call, failure)
+
+    def _await_session(self, keeper: SessionKeeper | None, call: Call) -> Status | None:
+        """Wait for the session: a lease without one would not be kept alive. Returns how that failed."""
+        if keeper is None:
+            return None
+        left = call.time_left(self._clock())
+        bound = self._patience.attempt_timeout_s
+        failure = keeper.wait_ready(bound if left is None else max(0.0, min(bound, left)))
+        if keeper.session.state is SessionState.UNSUPPORTED and isinstance(call, AcquireCall):
+            call.without_extensions()
+        return failure
+
+    def _attempt(self, rpc: Any, request: Any, send: Send) -> tuple[Any, Status | None]:
+        """The reply, or how the attempt failed. However this is left, the attempt is over."""
+        pending = rpc.future(request, timeout=send.timeout_s)
+        try:
+            reply = pending.result()
+        except grpc.RpcError as err:
+            return None, status_of(err)
+        except grpc.FutureCancelledError:
+            return None, Status("CANCELLED", "the call was cancelled")
+        finally:
+            pending.cancel()  # Ctrl-C in the middle: the orchestrator must not grant what nobody waits for.
+        self._contact.made()
+        return reply, None
+
+    def _pause_after(self, call: Call, failure: Status) -> None:
+        if self._closed:
+            raise self._error(Status("CANCELLED", "the client was closed during the call"))
+        decision = call.failed(failure, self._clock(), random.random())
+        if isinstance(decision, GiveUp):
+            raise self._error(decision.status)
+        self._contact.failed(failure)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, decision.seconds)
+
+    def _error(self, status: Status) -> OrchestratorError:
+        if status.code == "UNAVAILABLE":
+            return error_from_status(
+                status.code,
+                f"no orchestrator answers at {self.target} ({status.details}); start one with `timeslice up`, or name"
+                " its address in TIMESLICE_ORCH_ADDR or the argument target",
+            )
+        return error_from_status(status.code, status.details or f"the orchestrator answered {status.code}")
+
+    # Sessions and leases.
+
+    def _session(self, job_id: str) -> SessionKeeper:
+        """The job's session; a refused one is asked for anew, under a new id."""
+        with self._changed:
+            keeper = self._sessions.get(job_id)
+            if keeper is not None and keeper.session.state is not SessionState.REFUSED:
+                return keeper
+            keeper = self._sessions[job_id] = SessionKeeper(
+                Session(uuid.uuid4().hex, job_id, self._session_ttl_s, self._patience),
+                self._book,
+                self._changed,
+                self._stub.Session,
+                self._give_back,
+                self._contact,
+                REGISTERED,
+            )
+        keeper.start()
+        return keeper
+
+    def _session_id(self, keeper: SessionKeeper | None) -> str:
+        if keeper is None or keeper.session.state is SessionState.UNSUPPORTED:
+            return ""
+        return keeper.session.id
+
+    def _is_overdue(self, keeper: SessionKeeper | None) -> bool:
+        with self._changed:
+            return keeper is not None and keeper.session.is_overdue(self._clock())
+
+    def _give_back(self, lease: HeldLease) -> None:
+        """One try to yield a lease; what does not come through ends with the session."""
+        keeper = self._sessions.get(lease.holding.job_id)
+        request = wire.yield_request(lease.holding, lease.token, self._session_id(keeper))
+        _, failure = self._attempt(self._stub.Yield, request, Send(_CLOSE_S))
+        if failure is not None:
+            logger.warning("group %s was not given back: %s", lease.holding.group_id, failure.details)
+            return
+        with self._changed:
+            self._book.given_back(lease.holding, lease.token)
+
+    def _raise_loss(self, holding: Holding, cause: Exception | None = None) -> None:
+        with self._changed:
+            loss = self._book.take_loss(holding)
+        if loss is not None:
+            raise OrchestratorLeaseLostError(*holding, loss.lease.token, loss.reason) from cause
+
+    # Arguments.
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise OrchestratorError(
+                f"this client was made in process {self._pid} and cannot be used in its child {os.getpid()};"
+                " make a new TimeSliceOrchestratorClient here"
+            )
+        if self._closed:
+            raise OrchestratorError("this client was closed; make a new TimeSliceOrchestratorClient")
+
+    def _job(self, job_id: str | None) -> str:
+        return _given("job_id", job_id or self.job_id, "TIMESLICE_JOB_ID")
+
+    def _group(self, group_id: str | None) -> str:
+        return _given("group_id", group_id or self.group_id, "TIMESLICE_GROUP_ID")
+
+
+def _given(name: str, value: str | None, variable: str) -> str:
+    if not value:
+        raise ValueError(f"{name} is missing: name it in the call or the constructor, or set {variable}")
+    return value
+
+

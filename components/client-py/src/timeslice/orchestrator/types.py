@@ -1,0 +1,86 @@
+"""What the orchestrator's client returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+
+class GroupLockState(str, Enum):
+    """What a group is doing now."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    UNKNOWN = "UNKNOWN"
+    """The state cannot be told, for example because a node's agent does not answer."""
+    IDLE = "IDLE"
+    """No lease, and no job's context on the device."""
+    IDLE_YIELDED = "IDLE_YIELDED"
+    """No lease; the last holder's context is still on the device."""
+    LOCKED = "LOCKED"
+    """A job holds the lease and its context is on the device."""
+    SWITCHING = "SWITCHING"
+    """Contexts are being saved or restored."""
+
+
+class AgentJobState(str, Enum):
+    """What a job's context on one node is doing now."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    IDLE = "IDLE"
+    RUNNING = "RUNNING"
+    TRANSITIONING = "TRANSITIONING"
+    SAVED = "SAVED"
+    FAULTED = "FAULTED"
+
+
+@dataclass(frozen=True)
+class AcquireResult:
+    """How an `acquire` ended."""
+
+    success: bool
+    waited_ms: int
+    """From the request's arrival at the orchestrator to the grant."""
+    context_restored: bool
+    """True if the job's device memory was copied back for this grant."""
+
+
+@dataclass(frozen=True)
+class YieldResult:
+    """How a `release` ended."""
+
+    success: bool
+    pending_waiters: int
+    snapshot_deferred: bool
+    """True if nobody waited, so the job's memory stays on the device."""
+
+
+@dataclass(frozen=True)
+class SnapshotAgentJobState:
+    """A job's context on one node, as its agent reports it."""
+
+    agent: str
+    job_id: str
+    job_state: AgentJobState
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """One group. Job ids are empty where there is no such job."""
+
+    group_id: str
+    group_state: GroupLockState
+    state_timestamp: datetime | None
+    """When the state began, in UTC without a time zone; None if the orchestrator does not say."""
+    locking_job: str
+    active_job: str
+    waiter_queue_depth: int
+    loaded_job: str
+
+
+@dataclass(frozen=True)
+class OrchestratorGroupStatus:
+    """One group and its jobs' contexts on the nodes."""
+
+    group: GroupStatus
+    agent_job_states: list[SnapshotAgentJobState]

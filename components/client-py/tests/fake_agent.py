@@ -1,0 +1,104 @@
+"""A small snapshot agent with state, in the test's own process: registrations, operations, refusals, restarts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+
+import grpc
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb2_grpc
+
+
+class FakeAgent(pb2_grpc.SnapshotAgentServiceServicer):
+    def __init__(self, address: str, *, marks_acceptance: bool = True) -> None:
+        self.address, self.marks_acceptance = address, marks_acceptance
+        self.registered: list[pb2.RegisterWorkload] = []
+        self.refusals: list[tuple[grpc.StatusCode, str]] = []
+        self.states: dict[str, int] = {}
+        self.polls_until_end = 1
+        self.channels = 0
+        self.changed = threading.Condition()
+        self._polls: dict[str, int] = {}
+        self._operations: dict[str, tuple[str, int]] = {}
+        self._stopping = False
+
+    def start(self) -> None:
+        self._stopping = False
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
+        pb2_grpc.add_SnapshotAgentServiceServicer_to_server(self, self._server)
+        self._server.add_insecure_port(self.address)
+        self._server.start()
+
+    def stop(self) -> None:
+        with self.changed:
+            self._stopping = True
+            self.changed.notify_all()
+        self._server.stop(grace=None).wait()
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, timeout_s), "this never came about"
+
+    def WorkloadChannel(
+        self, messages: Iterator[pb2.WorkloadMessage], context: grpc.ServicerContext
+    ) -> Iterator[pb2.AgentCommand]:
+        register = next(messages).register
+        with self.changed:
+            if self.refusals:
+                context.abort(*self.refusals.pop(0))
+        context.send_initial_metadata([("timeslice-registered", "1")] if self.marks_acceptance else [])
+        over = threading.Event()
+
+        def ended() -> None:
+            with self.changed:
+                over.set()
+                self.channels -= 1
+                self.changed.notify_all()
+
+        with self.changed:
+            self.registered.append(register)
+            self.channels += 1
+            self.changed.notify_all()
+        if not context.add_callback(ended):
+            ended()
+        with self.changed:
+            self.changed.wait_for(lambda: over.is_set() or self._stopping)
+        return iter(())
+
+    def Snapshot(self, request: pb2.SnapshotRequest, context: grpc.ServicerContext) -> pb2.SnapshotResponse:
+        return pb2.SnapshotResponse(
+            operation_id=self._begin(request.job_id, pb2.JOB_STATE_RUNNING, pb2.JOB_STATE_SAVED, context)
+        )
+
+    def Restore(self, request: pb2.RestoreRequest, context: grpc.ServicerContext) -> pb2.RestoreResponse:
+        return pb2.RestoreResponse(
+            operation_id=self._begin(request.job_id, pb2.JOB_STATE_SAVED, pb2.JOB_STATE_RUNNING, context)
+        )
+
+    def GetOperation(self, request: pb2.GetOperationRequest, context: grpc.ServicerContext) -> pb2.GetOperationResponse:
+        if request.operation_id not in self._operations:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"unknown operation {request.operation_id!r}")
+        self._polls[request.operation_id] -= 1
+        if self._polls[request.operation_id] > 0:
+            return pb2.GetOperationResponse(status=pb2.OPERATION_STATUS_PENDING, elapsed_ms=1)
+        job_id, state = self._operations[request.operation_id]
+        self.states[job_id] = state
+        return pb2.GetOperationResponse(
+            status=pb2.OPERATION_STATUS_COMPLETE, elapsed_ms=7, snapshot_device_bytes=1024
+        )
+
+    def Status(self, request: pb2.StatusRequest, context: grpc.ServicerContext) -> pb2.StatusResponse:
+        return pb2.StatusResponse(
+            job_statuses=[pb2.JobStatus(job_id=job, state=state) for job, state in self.states.items()],
+            accelerator_statuses=[pb2.AcceleratorStatus(id="GPU-1", memory_used_bytes=5, memory_total_bytes=9)],
+        )
+
+    def _begin(self, job_id: str, needed: int, then: int, context: grpc.ServicerContext) -> str:
+        if self.states.get(job_id) != needed:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job_id!r} is not {pb2.JobState.Name(needed)}")
+        operation_id = f"op-{len(self._operations)}"
+        self._operations[operation_id] = (job_id, then)
+        self._polls[operation_id] = self.polls_until_end
+        return operation_id
