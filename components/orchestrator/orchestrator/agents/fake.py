@@ -57,7 +57,7 @@ class Behaviour:
 class FakeContext:
     job: str
     group: str
-    state: "pb.JobState.ValueType" = pb.JOB_STATE_RUNNING
+    state: "pb.JobState" = pb.JOB_STATE_RUNNING
     locked: bool = False
     pids: list[int] = field(default_factory=lambda: [1])
     size_bytes: int = 1 << 20
@@ -114,7 +114,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         if self.old_contract:
             self._server.add_generic_rpc_handlers((_old_handlers(self),))
         else:
-            pb_grpc.add_SnapshotAgentServiceServicer_to_server(self, self._server)
+            pb_grpc.add_SnapshotAgentServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.port = self._server.add_insecure_port(address)
         await self._server.start()
 
@@ -349,7 +349,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         held = self.contexts.get(key)
         if held is None or outcome is Outcome.GONE:
             self.remove(*key)
-            return ""
+            return "" if held is None else f"gone: the processes of job {key[0]!r} ended"
         match outcome:
             case Outcome.COMPLETE:
                 held.state, held.locked = pb.JOB_STATE_SAVED, True
@@ -366,7 +366,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         held = self.contexts.get(key)
         if held is None or outcome is Outcome.GONE:
             self.remove(*key)
-            return ""
+            return "" if held is None else f"gone: the processes of job {key[0]!r} ended"
         match outcome:
             case Outcome.COMPLETE:
                 if held.state == pb.JOB_STATE_SAVED:

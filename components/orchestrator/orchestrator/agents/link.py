@@ -1,0 +1,249 @@
+"""The connection to one node's agent: what it sees, pushed to the core; what the core wants, called.
+
+One stream (`Watch`) tells everything first and then every change; when it breaks it is opened again and tells
+everything anew, so nothing that happened meanwhile is missed. Every call has a deadline. An agent without Watch is
+asked instead (`polling.py`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
+
+from orchestrator.agents import wire
+from orchestrator.agents.calls import AgentError, answer
+from orchestrator.agents.polling import PolledAgent
+from orchestrator.agents.target import AgentTarget, Backoff, LinkSettings
+from orchestrator.core.effects import (
+    KillContext,
+    LockContext,
+    QueryOperation,
+    StartRestore,
+    StartSnapshot,
+    UnlockContext,
+)
+from orchestrator.core.events import (
+    AgentCallFailed,
+    Event,
+    Locked,
+    NodeDisconnected,
+    NodeObserved,
+    OperationEnded,
+    OperationPending,
+    OperationUnknown,
+    Unlocked,
+)
+from orchestrator.core.types import AgentErrorKind, Epoch, OperationId
+
+AgentEffect = LockContext | UnlockContext | StartSnapshot | StartRestore | QueryOperation | KillContext
+Post = Callable[[Event], None]
+
+CHANNEL_OPTIONS = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+]
+
+
+class HigherEpoch(Exception):
+    """The agent follows a leader with a higher epoch: this orchestrator must stop."""
+
+
+class AgentLink:
+    """One agent. `run` keeps the connection; `perform` carries out the core's effects for its node."""
+
+    def __init__(self, target: AgentTarget, epoch: Epoch, settings: LinkSettings, post: Post) -> None:
+        self.target = target
+        self._node = target.node
+        self._epoch = epoch
+        self._settings = settings
+        self._post = post
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+        self._stream: Any = None
+        self._polled: PolledAgent | None = None
+        self._is_connected = False
+        self._was_told_lost = False
+        self._starting: dict[OperationId, asyncio.Event] = {}
+
+    async def run(self) -> NoReturn:
+        """Connect, follow, connect again, until cancelled. HigherEpoch: the agent follows somebody else."""
+        async with grpc.aio.insecure_channel(self.target.address, options=CHANNEL_OPTIONS) as self._channel:
+            self._stub = pb_grpc.SnapshotAgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
+            backoff = Backoff(self._settings.reconnect_first_s, self._settings.reconnect_last_s)
+            while True:
+                reason = await self._follow(backoff)
+                self._lost(reason)
+                await asyncio.sleep(backoff.next())
+
+    async def perform(self, effect: AgentEffect) -> None:
+        """Carry one effect out and post what became of it."""
+        if not self._is_connected:
+            self._fail(effect, AgentErrorKind.UNANSWERED, f"node {self._node!r} is not connected")
+        elif isinstance(effect, KillContext):
+            self._fail(effect, AgentErrorKind.UNSUPPORTED, "agents cannot kill processes yet; kill them by hand")
+        elif self._polled is not None:
+            await self._polled.perform(effect)
+        else:
+            await self._perform(effect)
+
+    # Following.
+
+    async def _follow(self, backoff: Backoff) -> str:
+        """Follow the agent until the connection breaks; why it did."""
+        stream = self._stub.Watch(pb.WatchRequest(leader_epoch=self._epoch))
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                message = await answer(stream.read())
+            self._stream = stream
+            while message is not grpc.aio.EOF:
+                event = wire.event(self._node, message)
+                if isinstance(event, NodeObserved):
+                    self._polled = None
+                    self._connected()
+                    backoff.reset()
+                if event is not None:
+                    self._post(event)
+                message = await answer(stream.read())
+        except TimeoutError:
+            return f"no answer within {self._settings.call_timeout_s:g} s"
+        except AgentError as error:
+            if error.code is grpc.StatusCode.UNIMPLEMENTED:
+                return await self._poll(backoff)
+            if error.code is grpc.StatusCode.FAILED_PRECONDITION:
+                raise HigherEpoch(
+                    f"the agent of node {self._node!r} refuses epoch {self._epoch} ({error});"
+                    " another orchestrator leads, so this one stops") from error
+            return str(error)
+        finally:
+            self._stream = None
+            stream.cancel()
+        return "the agent ended its stream"
+
+    async def _poll(self, backoff: Backoff) -> str:
+        """Ask an agent of the old contract again and again, until it does not answer; why it did not."""
+        if self._polled is None:
+            self._polled = PolledAgent(self.target, self._stub, self._settings, self._post)
+        try:
+            await self._polled.observe()
+            self._connected()  # no other task has run since the observation was posted
+            backoff.reset()
+            await self._polled.run()
+        except AgentError as error:
+            return str(error)
+        finally:
+            self._polled.forget_state()
+
+    def _connected(self) -> None:
+        self._is_connected, self._was_told_lost = True, False
+
+    def _lost(self, reason: str) -> None:
+        """Tell the core once per silence, not once per attempt."""
+        self._is_connected = False
+        if not self._was_told_lost:
+            self._was_told_lost = True
+            self._post(NodeDisconnected(self._node, reason))
+
+    async def _suspect(self) -> None:
+        """A call was not answered in time: break the stream unless the agent answers another one."""
+        stream = self._stream
+        try:
+            await answer(self._stub.Status(
+                pb.StatusRequest(per_context=True), timeout=self._settings.call_timeout_s))
+        except AgentError:
+            if stream is not None and stream is self._stream:
+                stream.cancel()
+
+    # Calling.
+
+    async def _perform(
+        self, effect: LockContext | UnlockContext | StartSnapshot | StartRestore | QueryOperation
+    ) -> None:
+        match effect:
+            case LockContext():
+                deadline_s = effect.timeout_s + self._settings.call_timeout_s
+                await self._call(effect, lambda: self._stub.Lock(wire.lock_request(effect), timeout=deadline_s),
+                                 Locked(self._node, effect.operation))
+            case UnlockContext():
+                await self._call(
+                    effect, lambda: self._stub.Unlock(wire.unlock_request(effect), timeout=effect.timeout_s),
+                    Unlocked(self._node, effect.operation))
+            case StartSnapshot():
+                await self._start(
+                    effect,
+                    lambda: self._stub.Snapshot(
+                        wire.snapshot_request(effect), timeout=self._settings.call_timeout_s))
+            case StartRestore():
+                await self._start_restore(effect)
+            case QueryOperation():
+                await self._query(effect)
+
+    async def _call(self, effect: AgentEffect, call: Callable[[], Awaitable[Any]], done: Event | None) -> bool:
+        try:
+            await answer(call())
+        except AgentError as error:
+            self._fail(effect, error.kind, str(error))
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                await self._suspect()
+            return False
+        if done is not None:
+            self._post(done)
+        return True
+
+    async def _start(self, effect: AgentEffect, call: Callable[[], Awaitable[Any]]) -> None:
+        started = self._starting[effect.operation] = asyncio.Event()
+        try:
+            await self._call(effect, call, None)
+        finally:
+            started.set()
+            if self._starting.get(effect.operation) is started:
+                del self._starting[effect.operation]
+
+    async def _start_restore(self, effect: StartRestore) -> None:
+        """Sent at once behind the operation that it waits for, on the same connection.
+
+        The agent may all the same see this call first, and then knows no such operation: it is sent once more when that
+        operation's own call was answered.
+        """
+        before = self._starting.get(effect.after) if effect.after else None
+        request = wire.restore_request(effect)
+
+        async def call() -> None:
+            try:
+                await answer(self._stub.Restore(request, timeout=self._settings.call_timeout_s))
+            except AgentError as error:
+                if before is None or error.kind is AgentErrorKind.UNANSWERED:
+                    raise
+                await before.wait()
+                await self._stub.Restore(request, timeout=self._settings.call_timeout_s)
+
+        await self._start(effect, call)
+
+    async def _query(self, effect: QueryOperation) -> None:
+        try:
+            request = pb.GetOperationRequest(operation_id=effect.operation)
+            told = await answer(self._stub.GetOperation(request, timeout=self._settings.call_timeout_s))
+        except AgentError as error:
+            if error.code is grpc.StatusCode.NOT_FOUND:
+                self._post(OperationUnknown(self._node, effect.operation))
+                return
+            self._fail(effect, AgentErrorKind.UNANSWERED, str(error))
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                await self._suspect()
+            return
+        if told.status == pb.OPERATION_STATUS_PENDING:
+            self._post(OperationPending(self._node, effect.operation))
+        else:
+            self._post(OperationEnded(self._node, effect.operation, wire.result(told)))
+
+    def _fail(self, effect: AgentEffect, kind: AgentErrorKind, text: str) -> None:
+        self._post(AgentCallFailed(self._node, effect.operation, kind, text))
