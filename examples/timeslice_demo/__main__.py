@@ -1,0 +1,3 @@
+from timeslice_demo.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,76 @@
+"""A set of simulated GPUs of our own, in a folder of our own: made, tuned, and read by the `gpu-mock` command."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from timeslice_demo.ground_truth import JournalLine, read_journal
+from timeslice_demo.recorded import Swap
+
+LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-mock")
+
+
+class NoMock(Exception):
+    """The mock's libraries are not there; the text says what to do."""
+
+
+def find_libraries() -> Path:
+    """The folder with the mock's libraries, as GPU_MOCK_LIB_DIR names it.
+
+    Raises:
+        NoMock: it is not set, or something is missing there.
+    """
+    folder = os.environ.get("GPU_MOCK_LIB_DIR", "")
+    if not folder:
+        raise NoMock(
+            "GPU_MOCK_LIB_DIR is not set; run this as `./bazelw run //:demo`, or name the folder of the mock's"
+            " libraries"
+        )
+    path = Path(folder).absolute()
+    missing = [name for name in LIBRARIES if not (path / name).exists()]
+    if missing:
+        raise NoMock(
+            f"{path} has no {', '.join(missing)}; GPU_MOCK_LIB_DIR must name the folder of the mock's libraries"
+        )
+    return path
+
+
+class MockGpus:
+    """`count` simulated GPUs whose state lies in `folder`, which must not exist yet.
+
+    Args:
+        swaps: how long a save and a restore take on each device, in order of the devices.
+        utilization_window_s: how far NVML's utilisation looks back.
+    """
+
+    def __init__(
+        self, libraries: Path, folder: Path, memory_bytes: int, swaps: list[Swap], utilization_window_s: float
+    ) -> None:
+        self._libraries = libraries
+        self.environment = {"TIMESLICE_GPU_MOCK_DIR": str(folder), "LD_LIBRARY_PATH": _loader_path(libraries)}
+        self._command("create", "--devices", f"{len(swaps)}x{memory_bytes}")
+        self.inject("set", f"util_window={round(utilization_window_s * 1000)}ms")
+        for device, swap in enumerate(swaps):
+            self.inject("set", f"device={device}", f"checkpoint_min={round(swap.save_s * 1e6)}us")
+            self.inject("set", f"device={device}", f"restore_min={round(swap.restore_s * 1e6)}us")
+
+    def inject(self, *words: str) -> None:
+        """Change a setting or add a fault, in the words of `gpu-mock inject`."""
+        self._command("inject", *words)
+
+    def journal(self) -> list[JournalLine]:
+        return read_journal(self._command("journal", "--json"))
+
+    def _command(self, *words: str) -> str:
+        environment: Mapping[str, str] = {**os.environ, **self.environment}
+        command = [str(self._libraries / "gpu-mock"), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NoMock(f"`gpu-mock {' '.join(words)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+
+def _loader_path(libraries: Path) -> str:
+    before = os.environ.get("LD_LIBRARY_PATH")
+    return f"{libraries}{os.pathsep}{before}" if before else str(libraries)
