@@ -48,7 +48,6 @@ class FakeAgent(pb2_grpc.SnapshotAgentServiceServicer):
         with self.changed:
             if self.refusals:
                 context.abort(*self.refusals.pop(0))
-        context.send_initial_metadata([("timeslice-registered", "1")] if self.marks_acceptance else [])
         over = threading.Event()
 
         def ended() -> None:
@@ -63,6 +62,7 @@ class FakeAgent(pb2_grpc.SnapshotAgentServiceServicer):
             self.changed.notify_all()
         if not context.add_callback(ended):
             ended()
+        context.send_initial_metadata([("timeslice-registered", "1")] if self.marks_acceptance else [])
         with self.changed:
             self.changed.wait_for(lambda: over.is_set() or self._stopping)
         return iter(())

@@ -205,10 +205,9 @@ def test_generated_modules_are_where_existing_code_looks():
 
 def test_import_of_the_package_brings_nothing_heavy():
     script = (
-        "import sys, time; t = time.perf_counter(); import timeslice; t = time.perf_counter() - t\n"
+        "import sys, timeslice\n"
         "import timeslice.orchestrator.types, timeslice.orchestrator.exceptions\n"
         "heavy = [m for m in ('grpc', 'google.protobuf', 'asyncio') if m in sys.modules]\n"
         "assert not heavy, heavy\n"
-        "assert t < 0.150, t\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)

@@ -171,30 +171,26 @@ class SessionKeeper:
     def _requests(self, stream_number: int) -> Iterator[pb2.SessionRequest]:
         """What is sent on one stream, when it is due. Runs in a thread of grpc's."""
         session = self.session
-
-        def over() -> bool:
-            return session.state is SessionState.CLOSED or self._stream_number != stream_number
-
-        first = True
-        while True:
-            with self._changed:
-                if not first:
-                    self._changed.wait_for(
-                        lambda: over() or self._renew_now, session.renewal_due_in(self._clock())
-                    )
-                if over():
-                    return
-                if not first and not self._renew_now and session.renewal_due_in(self._clock()) > 0:
-                    continue
-                self._renew_now = False
-                if first:
-                    self._expected = self._book.held_by_job(session.job_id)
-                    first = False
-                self._warn_if_overdue()
-                session.renewal_sent(self._clock())
+        with self._changed:
+            self._expected = self._book.held_by_job(session.job_id)
+        while self._wait_until_due(stream_number):
             yield wire.session_request(
                 session.id, session.job_id, session.ttl_s, self._registered.of_job(session.job_id)
             )
+
+    def _wait_until_due(self, stream_number: int) -> bool:
+        """Wait until the next renewal is due, or wanted now; False when nothing more goes out on this stream."""
+        with self._changed:
+            while self._stream_number == stream_number and self.session.state is not SessionState.CLOSED:
+                # Asked anew after each notice: an answer may have changed the time to live.
+                due_in = self.session.renewal_due_in(self._clock())
+                if due_in <= 0 or self._renew_now:
+                    self._renew_now = False
+                    self._warn_if_overdue()
+                    self.session.renewal_sent(self._clock())
+                    return True
+                self._changed.wait(due_in)
+            return False
 
     def _warn_if_overdue(self) -> None:
         overdue = self.session.is_overdue(self._clock())
@@ -222,6 +218,7 @@ class SessionKeeper:
             case "regranted":
                 with self._changed:
                     self._book.regranted(wire.held_lease(notice.regranted.lease), notice.regranted.replaces_token)
+                    self._changed.notify_all()
             case "revoke":
                 lease = notice.revoke.lease
                 logger.warning(
@@ -249,6 +246,7 @@ class SessionKeeper:
         for lease in leases:
             with self._changed:
                 news = self._book.lost(lease, reason)
+                self._changed.notify_all()
             if news:
                 logger.error("lease %d of job %s on group %s was lost: %s",
                              lease.token, lease.holding.job_id, lease.holding.group_id, reason)

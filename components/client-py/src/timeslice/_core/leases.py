@@ -64,7 +64,7 @@ class LeaseBook:
         """The lease is over; True if this is news. A lease that this client gave back, or never had, is none."""
         held = self._held.get(lease.holding, 0)
         early = bool(self._asking.get(lease.holding)) and lease.token > max(held, self._over.get(lease.holding, 0))
-        if lease.token != held and not early:
+        if not lease.token or (lease.token != held and not early):
             return False
         self._end(lease.holding, lease.token)
         self._lost[lease.holding] = Loss(lease, reason)
