@@ -285,8 +285,9 @@ class LeasesOfAnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         token = data.draw(st.integers(0, self.top))
+        is_held = token > 0 and self.book.token(GROUP) == token
         news = self.book.lost(HeldLease(GROUP, token), "evicted")
-        assert news == (token == self.top and token not in self.over and token > 0 and not self.gone(token))
+        assert news == is_held
         if news:
             self.over.add(token)
 
@@ -304,9 +305,6 @@ class LeasesOfAnyOrder(RuleBasedStateMachine):
             assert loss.lease.token not in self.told
             self.told.append(loss.lease.token)
             assert loss.lease.token in self.over
-
-    def gone(self, token: int) -> bool:
-        return self.book.token(GROUP) != token
 
     @invariant()
     def nothing_is_held_that_is_over(self) -> None:
