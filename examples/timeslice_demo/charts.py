@@ -1,11 +1,13 @@
 """The pictures of the report, as SVG text: what each pool did over time, and how the rewards rose."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
 from timeslice_demo.ground_truth import NS
+from timeslice_demo.nvml_samples import Sample
 from timeslice_demo.phases import Phase
 from timeslice_demo.recorded import Pool
 from timeslice_demo.run_log import RunLog
@@ -16,17 +18,24 @@ COLOURS = ("#2b6cb0", "#dd6b20", "#2f855a", "#805ad5", "#b83280", "#718096")
 WIDTH = 1000.0
 LEFT = 86.0
 RIGHT = 12.0
+TOP = 20.0
 LANE = 38.0
 CURVE = 26.0
+ROW = LANE + CURVE + 16
+DOES = {Pool.SAMPLER: "generates", Pool.TRAINER: "trains"}
 SHOWN = {Phase.GENERATE: "generate", Phase.TRAIN: "train", Phase.SYNC: "weight sync"}
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """Seconds of a run (its segments joined, gaps left out) to positions in the picture; `longest_s` fits."""
+    """Where a moment of a run lies in its picture: the segments are joined, gaps left out, and `longest_s` fits."""
 
     segments: tuple[tuple[int, int], ...]
     longest_s: float
+
+    @property
+    def length_s(self) -> float:
+        return sum(end - begin for begin, end in self.segments) / NS
 
     def x(self, seconds: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * seconds / self.longest_s
@@ -43,26 +52,43 @@ class TimeAxis:
         return None
 
 
-def timeline(run: RunLog, ordinals: Mapping[Pool, int], longest_s: float, step_s: float) -> str:
-    """Two lanes, one per pool: who worked on it, swaps, idle time, and NVML's utilisation below.
+def timeline(run: RunLog, ordinals: Mapping[Pool, int], longest_s: float) -> str:
+    """The whole run: for each pool who worked on it, swaps, idle time, and NVML's utilisation below.
 
     Args:
         longest_s: the longest time of all pictures, so that they have one scale.
-        step_s: distance of the marks on the time axis.
     """
     axis = TimeAxis(run.segments, longest_s)
-    colours = dict(zip(run.histories, COLOURS * 2, strict=False))
-    parts: list[str] = []
-    top = 8.0
-    for pool in Pool:
-        parts.append(_lane(run, pool, ordinals[pool], axis, colours, top))
-        top += LANE + CURVE + 16
-    end = axis.x(run.wall_s)
+    end = axis.x(axis.length_s)
     side = 'text-anchor="end" dx="-6"' if end > WIDTH - 110 else 'dx="6"'
-    parts.append(f'<line x1="{end:.1f}" x2="{end:.1f}" y1="2" y2="{top - 6:.1f}" class="end"/>')
-    parts.append(f'<text x="{end:.1f}" y="{top - 14:.1f}" {side} class="end">{run.wall_s:.1f} s: all done</text>')
-    parts.append(_time_marks(axis, longest_s, step_s, top))
-    return _svg(WIDTH, top + 22, parts)
+    bottom = TOP + 2 * ROW - 6
+    end_mark = (
+        f'<line x1="{end:.1f}" x2="{end:.1f}" y1="2" y2="{bottom:.1f}" class="end"/>'
+        f'<text x="{end:.1f}" y="12" {side} class="end">{run.wall_s:.1f} s: all done</text>'
+    )
+    return _picture(run, ordinals, axis, end_mark)
+
+
+def closer_look(run: RunLog, ordinals: Mapping[Pool, int]) -> str:
+    """The middle swap of the sampler pool with what happens around it; empty if there was none."""
+    swaps = [
+        line
+        for line in run.journal
+        if line.kind == "checkpoint" and line.device == ordinals[Pool.SAMPLER] and line.end_ns
+    ]
+    if not swaps:
+        return ""
+    swap = swaps[len(swaps) // 2]
+    length_ns = (swap.end_ns or 0) - swap.begin_ns
+    segment = (swap.begin_ns - 3 * length_ns, swap.begin_ns + 6 * length_ns)
+    return _picture(run, ordinals, TimeAxis((segment,), 9 * length_ns / NS), "")
+
+
+def _picture(run: RunLog, ordinals: Mapping[Pool, int], axis: TimeAxis, mark: str) -> str:
+    colours = dict(zip(run.histories, COLOURS * 2, strict=False))
+    lanes = [_lane(run, pool, ordinals[pool], axis, colours, TOP + ROW * number) for number, pool in enumerate(Pool)]
+    bottom = TOP + ROW * len(lanes)
+    return _svg(WIDTH, bottom + 22, [*lanes, mark, _time_marks(axis, bottom)])
 
 
 def rewards(solo: RunLog, timesliced: RunLog) -> str:
@@ -112,7 +138,7 @@ def rewards(solo: RunLog, timesliced: RunLog) -> str:
 def legend(jobs: Sequence[str]) -> str:
     """The meaning of the colours, as HTML."""
     items = [
-        f'<span><i style="background:{colour}"></i>{escape(job)} works</span>'
+        f'<span><i style="background:{colour}"></i>{escape(job)} works; the number is its step</span>'
         for colour, job in zip(COLOURS * 2, jobs, strict=False)
     ]
     items += [
@@ -138,10 +164,10 @@ def pattern_definitions() -> str:
 
 
 def _lane(run: RunLog, pool: Pool, ordinal: int, axis: TimeAxis, colours: Mapping[str, str], top: float) -> str:
-    right = axis.x(run.wall_s)
+    right = axis.x(axis.length_s)
     parts = [
         f'<text x="0" y="{top + 17:.1f}" class="name">{pool} pool</text><text x="0" y="{top + 32:.1f}"'
-        f' class="mark">GPU {ordinal}</text>',
+        f' class="mark">GPU {ordinal} {DOES[pool]}</text>',
         f'<rect x="{LEFT}" y="{top:.1f}" width="{right - LEFT:.1f}" height="{LANE}" class="idle"/>',
     ]
     if run.group_log:  # alone, a job has nobody to wait for
@@ -161,7 +187,9 @@ def _lane(run: RunLog, pool: Pool, ordinal: int, axis: TimeAxis, colours: Mappin
             continue
         parts.append(_bar(span, top, LANE, colours[phase.job], 1, what))
         label = f"{SHOWN[phase.phase]} {phase.step + 1}"
-        if span[1] > 7 * len(label):
+        if span[1] < 7 * len(label):
+            label = str(phase.step + 1)
+        if span[1] > 8 * len(label):
             middle = span[0] + span[1] / 2
             parts.append(f'<text x="{middle:.1f}" y="{top + LANE / 2 + 4:.1f}" class="label">{label}</text>')
     for line in run.journal:
@@ -182,8 +210,8 @@ def _lane(run: RunLog, pool: Pool, ordinal: int, axis: TimeAxis, colours: Mappin
 def _curve(run: RunLog, ordinal: int, axis: TimeAxis, top: float) -> str:
     """Utilisation as a filled curve per segment, drawn in steps: each sample stands for the time before it."""
     paths = []
-    for begin, end in run.segments:
-        inside = [sample for sample in run.samples if begin <= sample.monotonic_ns <= end]
+    for begin, end in axis.segments:
+        inside = _samples_around(run, begin, end)
         points = []
         for earlier, sample in pairwise(inside):
             span = axis.span(earlier.monotonic_ns, sample.monotonic_ns)
@@ -197,11 +225,17 @@ def _curve(run: RunLog, ordinal: int, axis: TimeAxis, top: float) -> str:
             paths.append(
                 f'<polygon points="{first},{bottom:.1f} {" ".join(points)} {last},{bottom:.1f}" class="curve"/>'
             )
-    right = axis.x(run.wall_s)
+    right = axis.x(axis.length_s)
     paths.append(f'<line x1="{LEFT}" x2="{right:.1f}" y1="{top + CURVE:.1f}" y2="{top + CURVE:.1f}" class="grid"/>')
     paths.append(f'<text x="{LEFT - 6}" y="{top + 9:.1f}" text-anchor="end" class="mark">100%</text>')
     paths.append(f'<text x="{LEFT - 6}" y="{top + CURVE + 2:.1f}" text-anchor="end" class="mark">0%</text>')
     return "".join(paths)
+
+
+def _samples_around(run: RunLog, begin_ns: int, end_ns: int) -> list[Sample]:
+    """The samples of that time, with the last one before it and the first one after it."""
+    times = [sample.monotonic_ns for sample in run.samples]
+    return list(run.samples[max(0, bisect_left(times, begin_ns) - 1) : bisect_right(times, end_ns) + 1])
 
 
 def _bar(
@@ -213,16 +247,16 @@ def _bar(
     )
 
 
-def _time_marks(axis: TimeAxis, longest_s: float, step_s: float, top: float) -> str:
+def _time_marks(axis: TimeAxis, top: float) -> str:
+    steps_s = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+    step_s = next((step for step in steps_s if axis.longest_s / step <= 14), steps_s[-1])
     parts = []
-    mark = 0.0
-    while mark <= longest_s * 1.001:
-        x = axis.x(mark)
+    for number in range(int(axis.longest_s / step_s * 1.001) + 1):
+        x = axis.x(number * step_s)
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top - 6:.1f}" y2="{top:.1f}" class="tick"/>'
-            f'<text x="{x:.1f}" y="{top + 13:.1f}" text-anchor="middle" class="mark">{mark:g} s</text>'
+            f'<text x="{x:.1f}" y="{top + 13:.1f}" text-anchor="middle" class="mark">{number * step_s:g} s</text>'
         )
-        mark += step_s
     return "".join(parts)
 
 

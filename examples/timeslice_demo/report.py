@@ -6,7 +6,7 @@ import json
 from html import escape
 from pathlib import Path
 
-from timeslice_demo.charts import legend, pattern_definitions, rewards, timeline
+from timeslice_demo.charts import closer_look, legend, pattern_definitions, rewards, timeline
 from timeslice_demo.measure import VOID_ABOVE, percentile
 from timeslice_demo.outcome import Outcome, mean_active_share, summary
 from timeslice_demo.recorded import Pool, recorded_run
@@ -124,18 +124,18 @@ def _cards(outcome: Outcome) -> str:
 
 def _timelines(outcome: Outcome) -> str:
     longest_s = max(outcome.solo.wall_s, outcome.timesliced.wall_s)
-    step_s = next(step for step in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e9) if longest_s / step <= 14)
     return (
         "<h2>Who had which GPU when</h2>"
-        "<p>Both pictures have the same scale. Point at a bar to see what it is.</p>"
+        "<p>A step of a job is generate, train, and a short weight sync (dark) that needs both GPUs. Each GPU has room for"
+        " one job's memory only: when another job's turn comes, the memory of the one that leaves is saved to"
+        " the host, then that of the one that comes is brought back. Point at a bar to see what it is.</p>"
         + legend(list(outcome.solo.histories))
         + "<h3>One job after the other: half of each GPU's time is lost</h3>"
-        + timeline(outcome.solo, ORDINALS, longest_s, step_s)
-        + "<h3>Taking turns: while one job trains, another generates</h3>"
-        + timeline(outcome.timesliced, ORDINALS, longest_s, step_s)
-        + "<p>A step of a job is generate, train, and a short weight sync (dark) that needs both GPUs. The"
-        " memory of a job that leaves a GPU is"
-        " saved to the host before the next job's is brought back; each GPU has room for one job only.</p>"
+        + timeline(outcome.solo, ORDINALS, longest_s)
+        + "<h3>Taking turns: while one job trains, another generates (same scale)</h3>"
+        + timeline(outcome.timesliced, ORDINALS, longest_s)
+        + "<h3>A closer look at one change of turns</h3>"
+        + closer_look(outcome.timesliced, ORDINALS)
     )
 
 
@@ -261,8 +261,7 @@ def _footer(outcome: Outcome) -> str:
         " data integrity, not swap speed."
         " The jobs, their data, the orchestrator and the snapshot agent are real.</p>"
         f"<p>The lengths of phases and swaps come from a recorded run ({escape(recorded['run'])}), scaled. Source:"
-        f" {escape(recorded['source'])}. {escape(recorded['not_recorded'])} It is {recorded['sync_s']:g} s"
-        " before scaling. Swaps are strict"
-        " here, save and then restore; the recorded run overlapped them.</p>"
+        f" {escape(recorded['source'])}. {escape(recorded['not_recorded'])} Swaps are"
+        " strict here, save and then restore; the recorded run overlapped them.</p>"
         f"<p>Settings: {settings}.</p></footer>"
     )
