@@ -1,0 +1,168 @@
+"""Messages that come in, checked field by field, to our own types."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+
+from snapshot_agent_server.api.errors import BadRequest, NotBuilt
+from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
+from snapshot_agent_server.core.operations import Kind
+
+MAX_ID = 253
+MAX_PIDS = 4096
+MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A Snapshot, Restore, Lock or Unlock."""
+
+    kind: Kind
+    job: JobId
+    group: GroupId | None
+    operation: OperationId
+    token: int
+    epoch: int
+    timeout_s: float = 0.0
+    leave_locked: bool = False
+    after: OperationId | None = None
+    pids: tuple[int, ...] = ()
+
+
+def snapshot_call(request: pb.SnapshotRequest) -> Call:
+    return Call(
+        kind=Kind.SNAPSHOT,
+        job=JobId(_id("job_id", request.job_id)),
+        group=_group(request.group),
+        operation=_operation(request.operation_id),
+        token=_not_negative("fencing_token", request.fencing_token),
+        epoch=_not_negative("leader_epoch", request.leader_epoch),
+        timeout_s=_timeout(request.timeout_ms),
+        pids=_targets(request.backend_config),
+    )
+
+
+def restore_call(request: pb.RestoreRequest) -> Call:
+    operation = _operation(request.operation_id)
+    after = _id("after_operation_id", request.after_operation_id) if request.after_operation_id else None
+    if after == operation:
+        raise BadRequest("after_operation_id", "names the operation itself")
+    return Call(
+        kind=Kind.RESTORE,
+        job=JobId(_id("job_id", request.job_id)),
+        group=_group(request.group),
+        operation=operation,
+        token=_not_negative("fencing_token", request.fencing_token),
+        epoch=_not_negative("leader_epoch", request.leader_epoch),
+        timeout_s=_timeout(request.timeout_ms),
+        leave_locked=request.leave_locked,
+        after=None if after is None else OperationId(after),
+        pids=_targets(request.backend_config),
+    )
+
+
+def lock_call(request: pb.LockRequest) -> Call:
+    if request.timeout_ms <= 0:
+        raise BadRequest("timeout_ms", "must be above 0: the driver takes 0 as 'wait for ever'")
+    return Call(
+        kind=Kind.LOCK,
+        job=JobId(_id("context.job_id", request.context.job_id)),
+        group=_group(request.context.group, "context.group"),
+        operation=_own_operation("lock"),
+        token=_not_negative("fencing_token", request.fencing_token),
+        epoch=_not_negative("leader_epoch", request.leader_epoch),
+        timeout_s=_timeout(request.timeout_ms),
+    )
+
+
+def unlock_call(request: pb.UnlockRequest) -> Call:
+    return Call(
+        kind=Kind.UNLOCK,
+        job=JobId(_id("context.job_id", request.context.job_id)),
+        group=_group(request.context.group, "context.group"),
+        operation=_own_operation("unlock"),
+        token=_not_negative("fencing_token", request.fencing_token),
+        epoch=_not_negative("leader_epoch", request.leader_epoch),
+    )
+
+
+def registration(request: pb.RegisterWorkload) -> tuple[ContextKey, tuple[int, ...]]:
+    """Raises: BadRequest; NotBuilt for what is not saved by the cuda backend."""
+    key = ContextKey(JobId(_id("job_id", request.job_id)), GroupId(_id("group", request.group)))
+    targets = _targets(request.backend_config)
+    pids = _pids("pids", [*request.pids, *targets])
+    is_cuda = request.backend_config.WhichOneof("backend") == "cuda"
+    if not pids or (request.capabilities.supported_modes and not is_cuda):
+        raise NotBuilt(
+            "capabilities: app_channel (a workload that saves itself in callbacks) is not built yet;"
+            " register the processes that use the accelerators in pids, without callbacks"
+        )
+    return key, pids
+
+
+def operation_id(request: pb.GetOperationRequest) -> OperationId:
+    return OperationId(_id("operation_id", request.operation_id))
+
+
+def epoch(request: pb.WatchRequest) -> int:
+    return _not_negative("leader_epoch", request.leader_epoch)
+
+
+def _targets(config: pb.BackendConfig) -> tuple[int, ...]:
+    """The processes that a request names. Raises: NotBuilt for any backend but cuda."""
+    backend = config.WhichOneof("backend")
+    if backend is None:
+        return ()
+    if backend != "cuda":
+        raise NotBuilt(
+            f"backend_config.{backend} is not built yet; leave backend_config out, or set backend_config.cuda"
+        )
+    return _pids("backend_config.cuda.explicit_target.pids", config.cuda.explicit_target.pids)
+
+
+def _pids(field: str, pids: Sequence[int]) -> tuple[int, ...]:
+    if len(pids) > MAX_PIDS:
+        raise BadRequest(field, f"{len(pids)} processes; at most {MAX_PIDS} are taken")
+    for pid in pids:
+        if pid <= 0:
+            raise BadRequest(field, f"{pid} is no process id")
+    return tuple(dict.fromkeys(pids))
+
+
+def _id(field: str, value: str) -> str:
+    if not value:
+        raise BadRequest(field, "must not be empty")
+    if len(value) > MAX_ID:
+        raise BadRequest(field, f"has {len(value)} characters; at most {MAX_ID} are allowed")
+    if not value.isprintable():
+        raise BadRequest(field, "must not contain control characters")
+    return value
+
+
+def _group(value: str, field: str = "group") -> GroupId | None:
+    """None: all contexts of the job, as peers without groups mean it."""
+    return GroupId(_id(field, value)) if value else None
+
+
+def _operation(value: str) -> OperationId:
+    return OperationId(_id("operation_id", value) if value else f"op-{uuid.uuid4()}")
+
+
+def _own_operation(kind: str) -> OperationId:
+    return OperationId(f"{kind}-{uuid.uuid4()}")
+
+
+def _not_negative(field: str, value: int) -> int:
+    if value < 0:
+        raise BadRequest(field, f"{value} is below 0")
+    return value
+
+
+def _timeout(value: int) -> float:
+    if not 0 <= value <= MAX_TIMEOUT_MS:
+        raise BadRequest("timeout_ms", f"{value} is not between 0 and {MAX_TIMEOUT_MS}")
+    return value / 1000

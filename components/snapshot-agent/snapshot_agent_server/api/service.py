@@ -1,0 +1,124 @@
+"""The gRPC service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
+
+from snapshot_agent_server.api import requests
+from snapshot_agent_server.api.errors import BadRequest, NotBuilt, RefusedCall, abort
+from snapshot_agent_server.api.messages import operation_response
+from snapshot_agent_server.api.streams import Stream, StreamEnd
+from snapshot_agent_server.core.effects import Accept
+from snapshot_agent_server.core.ids import ContextKey, OperationId
+from snapshot_agent_server.core.operations import Operation
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+END_OF = {
+    StreamEnd.TOO_SLOW: (grpc.StatusCode.RESOURCE_EXHAUSTED, "this stream fell too far behind; watch again"),
+    StreamEnd.OLD_EPOCH: (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "another orchestrator leads with a higher leader_epoch; stop, or become leader again",
+    ),
+    StreamEnd.CLOSING: (grpc.StatusCode.UNAVAILABLE, "the agent is shutting down; watch again when it is back"),
+}
+
+
+class Agent(Protocol):
+    """What the shell does for this edge. Refusals are raised as RefusedCall."""
+
+    async def request(self, call: requests.Call) -> Accept: ...
+
+    async def register(self, key: ContextKey, pids: tuple[int, ...]) -> None: ...
+
+    async def watch(self, epoch: int) -> Stream: ...
+
+    def unwatch(self, stream: Stream) -> None: ...
+
+    def operation(self, operation: OperationId) -> Operation | None: ...
+
+    def status(self, per_context: bool) -> pb.StatusResponse: ...
+
+
+class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
+        try:
+            accepted = await self._agent.request(requests.snapshot_call(request))
+        except (BadRequest, NotBuilt, RefusedCall) as error:
+            await abort(context, error)
+        return pb.SnapshotResponse(operation_id=accepted.operation or "")
+
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
+        try:
+            accepted = await self._agent.request(requests.restore_call(request))
+        except (BadRequest, NotBuilt, RefusedCall) as error:
+            await abort(context, error)
+        return pb.RestoreResponse(operation_id=accepted.operation or "")
+
+    async def Lock(self, request: pb.LockRequest, context: Context) -> pb.LockResponse:
+        try:
+            accepted = await self._agent.request(requests.lock_call(request))
+        except (BadRequest, NotBuilt, RefusedCall) as error:
+            await abort(context, error)
+        return pb.LockResponse(locked_pids=accepted.locked_pids)
+
+    async def Unlock(self, request: pb.UnlockRequest, context: Context) -> pb.UnlockResponse:
+        try:
+            await self._agent.request(requests.unlock_call(request))
+        except (BadRequest, NotBuilt, RefusedCall) as error:
+            await abort(context, error)
+        return pb.UnlockResponse()
+
+    async def GetOperation(self, request: pb.GetOperationRequest, context: Context) -> pb.GetOperationResponse:
+        try:
+            wanted = requests.operation_id(request)
+        except BadRequest as error:
+            await abort(context, error)
+        operation = self._agent.operation(wanted)
+        if operation is None:
+            text = f"no operation {wanted!r}; outcomes are kept for an hour. Read the job's state with Status."
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        return operation_response(operation, time.monotonic())
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
+        return self._agent.status(request.per_context)
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.AgentEvent]:
+        try:
+            stream = await self._agent.watch(requests.epoch(request))
+        except (BadRequest, RefusedCall) as error:
+            await abort(context, error)
+        try:
+            while not isinstance(event := await stream.next(), StreamEnd):
+                yield event
+        finally:
+            self._agent.unwatch(stream)
+        await context.abort(*END_OF[event])
+
+    async def WorkloadChannel(self, messages: AsyncIterator[pb.WorkloadMessage], context: Context) -> None:
+        """Registers the processes named in each `register` message; the first must be one.
+
+        Initial metadata goes out when the first is accepted: until then a workload does not know. The cuda backend has
+        no commands for workloads, so nothing else is sent; the context outlives the stream.
+        """
+        is_accepted = False
+        async for message in messages:
+            try:
+                if message.WhichOneof("message") == "register":
+                    await self._agent.register(*requests.registration(message.register))
+                elif not is_accepted:
+                    raise BadRequest("message", "the first message of the channel must be `register`")
+            except (BadRequest, NotBuilt, RefusedCall) as error:
+                await abort(context, error)
+            if not is_accepted:
+                is_accepted = True
+                await context.send_initial_metadata(())

@@ -1,0 +1,89 @@
+"""Watch streams: everything first, then every change, in order. Too slow a reader is cut off, never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+
+MAX_BEHIND = 4096
+"""Events that a stream may lag behind: some seconds of a busy node, about 1 MB."""
+
+
+class StreamEnd(StrEnum):
+    TOO_SLOW = "too slow"
+    OLD_EPOCH = "old epoch"
+    CLOSING = "closing"
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    epoch: int
+    limit: int
+    events: deque[pb.AgentEvent] = field(default_factory=deque)
+    end: StreamEnd | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, event: pb.AgentEvent) -> None:
+        if self.end is not None:
+            return
+        if len(self.events) >= self.limit:
+            self.finish(StreamEnd.TOO_SLOW)
+            return
+        self.events.append(event)
+        self._changed.set()
+
+    def finish(self, end: StreamEnd) -> None:
+        """No further event is delivered, those that wait neither: what comes late is worse than a new start."""
+        self.end = end
+        self.events.clear()
+        self._changed.set()
+
+    async def next(self) -> pb.AgentEvent | StreamEnd:
+        while not self.events:
+            if self.end is not None:
+                return self.end
+            self._changed.clear()
+            await self._changed.wait()
+        return self.events.popleft()
+
+
+class Streams:
+    """All Watch streams of this agent process, and the numbers of its events."""
+
+    def __init__(self, incarnation: str, limit: int = MAX_BEHIND) -> None:
+        self.incarnation = incarnation
+        self._limit = limit
+        self._sequence = 0
+        self._open: set[Stream] = set()
+
+    def open(self, epoch: int, whole: pb.StatusResponse) -> Stream:
+        """A stream that begins with `whole`, numbered like the last event that it includes."""
+        stream = Stream(epoch, self._limit)
+        stream.put(pb.AgentEvent(sequence=self._sequence, incarnation=self.incarnation, snapshot=whole))
+        self._open.add(stream)
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        self._open.discard(stream)
+
+    def publish(self, event: pb.AgentEvent) -> None:
+        """Number an event and put it on every stream. Never waits."""
+        self._sequence += 1
+        event.sequence = self._sequence
+        event.incarnation = self.incarnation
+        for stream in self._open:
+            stream.put(event)
+
+    def end_below(self, epoch: int) -> None:
+        """End the streams of deposed leaders. Observers without an epoch stay."""
+        for stream in self._open:
+            if 0 < stream.epoch < epoch:
+                stream.finish(StreamEnd.OLD_EPOCH)
+
+    def end_all(self) -> None:
+        for stream in self._open:
+            stream.finish(StreamEnd.CLOSING)

@@ -1,0 +1,1 @@
+"""How a context is saved. Built so far: cuda."""

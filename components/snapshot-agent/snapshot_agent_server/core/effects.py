@@ -1,0 +1,152 @@
+"""What the shell must do.
+
+Records are written in order. Those of one turn are on disk before its calls are answered and before the driver is
+called, but for lazy ones: what they say, the driver would say again after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from snapshot_agent_server.core.contexts import ContextView
+from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.operations import Operation, Result
+from snapshot_agent_server.core.outcomes import Verb
+from snapshot_agent_server.core.refusals import Refusal
+from snapshot_agent_server.core.samples import AcceleratorView
+
+
+@dataclass(frozen=True, slots=True)
+class CallDriver:
+    """Answer with `Answered`, always. To be checked before: that the process is still that one, and is not stopped."""
+
+    operation: OperationId
+    process: ProcessId
+    verb: Verb
+    timeout_s: float
+    lock_timeout_ms: int = 0
+    accelerators: tuple[AcceleratorId, ...] = ()
+    """Where to look for the memory that a checkpoint frees."""
+    need: Mapping[AcceleratorId, int] | None = None
+    margin: int | None = 0
+    """For a restore: answer NoRoom instead, unless each accelerator shows free >= need + margin. None: by its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFence:
+    group: GroupId
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEpoch:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAdmission:
+    """`job` None: nobody of the group may run."""
+
+    group: GroupId
+    job: JobId | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordProcess:
+    process: ProcessId
+    key: ContextKey
+    usage: Mapping[AcceleratorId, int]
+    saved: Mapping[AcceleratorId, int]
+    is_lazy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetProcess:
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOperation:
+    operation: Operation
+    is_lazy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetOperation:
+    operation: OperationId
+
+
+Record = RecordFence | RecordEpoch | RecordAdmission | RecordProcess | ForgetProcess | RecordOperation | ForgetOperation
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Answer a call: done, or for Snapshot and Restore, started (or known already)."""
+
+    call: int
+    operation: OperationId | None = None
+    locked_pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    call: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class WatchProcess:
+    """Report `ProcessEnded` when it ends."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class PublishContext:
+    view: ContextView
+    before: ContextView | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishGone:
+    key: ContextKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOperation:
+    operation: OperationId
+    keys: tuple[ContextKey, ...]
+    kind: str
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAccelerator:
+    view: AcceleratorView
+
+
+@dataclass(frozen=True, slots=True)
+class EndStreamsBelow:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSample:
+    """Soon, besides the regular ones: memory has moved."""
+
+
+Effect = (
+    CallDriver
+    | Record
+    | Accept
+    | Refuse
+    | WatchProcess
+    | PublishContext
+    | PublishGone
+    | PublishOperation
+    | PublishAccelerator
+    | EndStreamsBelow
+    | TakeSample
+)

@@ -1,0 +1,88 @@
+"""What happens to the core. Past tense; calls from outside are events too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.operations import Kind
+from snapshot_agent_server.core.outcomes import DriverState, Outcome, Verb
+from snapshot_agent_server.core.samples import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedProcess:
+    """A process that was checked against /proc, and what the driver and NVML say of it."""
+
+    id: ProcessId
+    state: DriverState = DriverState.UNKNOWN
+    usage: tuple[tuple[AcceleratorId, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A workload named its processes. A second time adds; a process in another context is refused, all or nothing."""
+
+    call: int
+    key: ContextKey
+    processes: tuple[ObservedProcess, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """A Snapshot, Restore, Lock or Unlock call came in. `group` None: all contexts of the job."""
+
+    call: int
+    kind: Kind
+    job: JobId
+    group: GroupId | None
+    operation: OperationId
+    token: int = 0
+    epoch: int = 0
+    timeout_s: float = 0.0
+    """0: ours."""
+    leave_locked: bool = False
+    after: OperationId | None = None
+    targets: tuple[ObservedProcess, ...] = ()
+    """Processes that the request names; they join the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSeen:
+    """A Watch came in with this leader epoch, above 0."""
+
+    call: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A driver call of an operation came to an end."""
+
+    operation: OperationId
+    process: ProcessId
+    verb: Verb
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time that `next_wake` named has come. Harmless at any other time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The agent shuts down: nothing new starts, what runs is finished or rolled back."""
+
+
+Event = Registered | Requested | EpochSeen | Answered | ProcessEnded | Sampled | Woken | Closing

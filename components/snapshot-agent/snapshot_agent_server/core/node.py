@@ -1,0 +1,220 @@
+"""The agent's state machine: contexts, operations and fences of one node. Events in, effects out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from snapshot_agent_server.core.accelerators import Accelerators
+from snapshot_agent_server.core.admission import Admission
+from snapshot_agent_server.core.contexts import ContextView
+from snapshot_agent_server.core.effects import (
+    Accept,
+    Effect,
+    EndStreamsBelow,
+    PublishContext,
+    PublishGone,
+    RecordEpoch,
+    RecordFence,
+    Refuse,
+    TakeSample,
+    WatchProcess,
+)
+from snapshot_agent_server.core.events import (
+    Answered,
+    Closing,
+    EpochSeen,
+    Event,
+    ProcessEnded,
+    Registered,
+    Requested,
+    Sampled,
+    Woken,
+)
+from snapshot_agent_server.core.fences import Fences
+from snapshot_agent_server.core.ids import ContextKey, GroupId, OperationId, ProcessId
+from snapshot_agent_server.core.memory import Memory
+from snapshot_agent_server.core.operations import Operation
+from snapshot_agent_server.core.outcomes import DriverState, Gone
+from snapshot_agent_server.core.queue import Queue
+from snapshot_agent_server.core.refusals import Refusal, RefusalKind
+from snapshot_agent_server.core.registry import Registry
+from snapshot_agent_server.core.samples import AcceleratorView, Sample
+from snapshot_agent_server.core.settings import CoreSettings
+
+
+class Node:
+    def __init__(self, settings: CoreSettings) -> None:
+        self._settings = settings
+        self.fences = Fences(settings.allow_unfenced)
+        self.registry = Registry(settings)
+        self.admission = Admission()
+        self._queue = Queue(settings, self.registry, self.admission, self.fences)
+        self._accelerators = Accelerators(settings, self.registry)
+        self._published: dict[ContextKey, ContextView] = {}
+        self._is_closing = False
+
+    # -- what the shell may read
+
+    def operation(self, operation: OperationId) -> Operation | None:
+        return self._queue.operations.get(operation)
+
+    def views(self) -> list[ContextView]:
+        return [self._view(key) for key in self.registry.contexts]
+
+    def accelerator_views(self) -> list[AcceleratorView]:
+        return self._accelerators.views()
+
+    def is_idle(self) -> bool:
+        """No operation is running or waiting."""
+        return not self._queue.active
+
+    def pids_to_ask(self, now: float) -> list[int]:
+        """Whose driver state the next sample shall bring: those who may start CUDA unseen, and the suspect."""
+        busy = self._queue.busy()
+        return [
+            pid
+            for key, context in self.registry.contexts.items()
+            if key not in busy
+            for pid, process in context.processes.items()
+            if process.state is DriverState.NONE or not process.state.is_settled or process.suspect_until > now
+        ]
+
+    def next_wake(self, now: float) -> float | None:
+        """When `Woken` is due, seconds on the monotonic clock; None: only an event can change anything."""
+        times = (self._queue.wake_at(now), self.admission.wake_at(now))
+        return min((time for time in times if time is not None), default=None)
+
+    # -- events
+
+    def recover(self, memory: Memory, now: float) -> list[Effect]:
+        """Take up what an earlier agent on this node left. Call once, before any event.
+
+        The states of the processes in `memory` are the driver's own answers, or UNKNOWN.
+        """
+        self.fences.epoch = memory.epoch
+        self.fences.tokens.update(memory.tokens)
+        self.admission.admitted.update(memory.admitted)
+        effects: list[Effect] = []
+        for key, record in memory.processes:
+            self.registry.restore(key, record)
+            effects.append(WatchProcess(record.id))
+        self._queue.recover(memory.operations)
+        effects += self._queue.heal(self.registry.contexts, now)
+        return effects + self._follow_up(now)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Apply one event at `now` (seconds, monotonic clock); return what the shell must do, in that order."""
+        match event:
+            case Registered():
+                effects = self._register(event, now)
+            case Requested():
+                effects = self._request(event, now)
+            case EpochSeen(call, epoch):
+                stale = self.fences.check_epoch(epoch)
+                effects = [Refuse(call, stale)] if stale else [*self._raise((), 0, epoch), Accept(call)]
+            case Answered(process=process, outcome=Gone()):
+                effects = self._end(process) + self._queue.answered(event, now)
+            case Answered():
+                effects = self._queue.answered(event, now)
+            case ProcessEnded(process):
+                effects = self._end(process)
+            case Sampled(sample):
+                effects = self._sampled(sample, now)
+            case Woken():
+                effects = []
+            case Closing():
+                self._is_closing = True
+                effects = []
+            case _:
+                assert_never(event)
+        return effects + self._follow_up(now)
+
+    def _register(self, event: Registered, now: float) -> list[Effect]:
+        refusal = self._unknown_group(event.key.group) or self.registry.refusal(event.key, event.processes)
+        if refusal is not None:
+            return [Refuse(event.call, refusal)]
+        self._queue.found(event.key)
+        return [*self.registry.join(event.key, event.processes, now), Accept(event.call)]
+
+    def _request(self, event: Requested, now: float) -> list[Effect]:
+        if self._is_closing:
+            text = "the agent is shutting down; nothing was changed. Ask again when it is back."
+            return [Refuse(event.call, Refusal(RefusalKind.CLOSING, text))]
+        unknown = self._unknown_group(event.group) if event.group is not None else None
+        keys: tuple[ContextKey, ...]
+        if event.group is not None:
+            keys = (ContextKey(event.job, event.group),)
+        else:
+            keys = self.registry.of_job(event.job)
+            if event.targets and not keys and len(self._settings.groups) == 1:
+                keys = tuple(ContextKey(event.job, group) for group in self._settings.groups)
+            if event.targets and len(keys) != 1:
+                text = "a request that names processes must name the group too"
+                unknown = Refusal(RefusalKind.BAD_PROCESS, text)
+        groups = [key.group for key in keys]
+        refusal = unknown or self.fences.check(groups, event.token, event.epoch)
+        if refusal is None and event.targets:
+            refusal = self.registry.refusal(keys[0], event.targets)
+        if refusal is not None:
+            return [Refuse(event.call, refusal)]
+        effects = self._raise(groups, event.token, event.epoch)
+        if event.targets:
+            effects += self.registry.join(keys[0], event.targets, now)
+        return effects + self._queue.requested(event, keys, now)
+
+    def _unknown_group(self, group: GroupId) -> Refusal | None:
+        if group in self._settings.groups:
+            return None
+        known = ", ".join(map(repr, sorted(self._settings.groups)))
+        return Refusal(
+            RefusalKind.UNKNOWN_GROUP,
+            f"no group {group!r} on this node; it has {known}. Check the name, or the agent's --group flags.",
+        )
+
+    def _raise(self, groups: Iterable[GroupId], token: int, epoch: int) -> list[Effect]:
+        groups = list(groups)
+        is_new_leader = epoch > self.fences.epoch
+        tokens = dict(self.fences.tokens)
+        if not self.fences.raise_to(groups, token, epoch):
+            return []
+        effects: list[Effect] = [RecordFence(g, token) for g in groups if token > tokens.get(g, 0)]
+        if is_new_leader:
+            effects += [RecordEpoch(epoch), EndStreamsBelow(epoch)]
+        return effects
+
+    def _end(self, process: ProcessId) -> list[Effect]:
+        """A process has ended; with its last process a context is gone."""
+        key = self.registry.key_of(process.pid)
+        record = self.registry.record(process)
+        if key is None or record is None:
+            return []
+        effects = self.registry.leave(process)
+        if not self.registry.contexts[key].processes:
+            self.registry.drop(key)
+            self.admission.forget(key)
+            self._published.pop(key, None)
+            reason = f"process {process.pid}, the last of context {key}, ended"
+            if record.saved:
+                self._queue.lost(key, f"{reason} while it was saved")
+            effects.append(PublishGone(key, reason))
+        return [*effects, TakeSample()]
+
+    def _sampled(self, sample: Sample, now: float) -> list[Effect]:
+        return self._accelerators.sampled(sample, self._queue.busy(), now)
+
+    def _follow_up(self, now: float) -> list[Effect]:
+        """What follows from any event: operations go on, intruders are locked, changes are published."""
+        effects = self._queue.advance(now)
+        for kind, key in list(self.admission.repairs(self.registry, self._queue.busy(), self._settings, now)):
+            effects += self._queue.repair(kind, key, now)
+        for key in list(self.registry.contexts):
+            view = self._view(key)
+            before = self._published.get(key)
+            if view != before:
+                self._published[key] = view
+                effects.append(PublishContext(view, before))
+        return effects
+
+    def _view(self, key: ContextKey) -> ContextView:
+        return self.registry.view(key, self._queue.is_moving(key))

@@ -1,0 +1,123 @@
+"""An operation: processes that are driven to a target state, and back if that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from snapshot_agent_server.core.ids import ContextKey, OperationId, ProcessId
+from snapshot_agent_server.core.outcomes import DriverState, Verb
+
+
+class Kind(StrEnum):
+    SNAPSHOT = "snapshot"
+    RESTORE = "restore"
+    LOCK = "lock"
+    UNLOCK = "unlock"
+
+    @property
+    def moves_memory(self) -> bool:
+        return self in (Kind.SNAPSHOT, Kind.RESTORE)
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    FORWARD = "forward"
+    ROLLBACK = "rollback"
+    ENDED = "ended"
+
+
+class Status(StrEnum):
+    PENDING = "pending"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How an operation ended. `is_indeterminate`: the driver has not said; a later result replaces this one."""
+
+    status: Status
+    device_bytes: int = 0
+    elapsed_ms: int = 0
+    error: str = ""
+    is_rolled_back: bool = False
+    is_indeterminate: bool = False
+    is_gone: bool = False
+    """The processes ended on the way: no fault."""
+    step_us: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Work:
+    """One process of an operation."""
+
+    before: DriverState
+    """Where a rollback leads; UNKNOWN until the driver has said it for the first time."""
+    in_flight: Verb | None = None
+    attempts: int = 0
+    """Failures in a row of what changes something."""
+    asks: int = 0
+    """State queries in a row that said nothing."""
+    retry_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Operation:
+    id: OperationId
+    kind: Kind
+    keys: tuple[ContextKey, ...]
+    accepted_at: float
+    deadline: float
+    token: int = 0
+    epoch: int = 0
+    is_left_locked: bool = False
+    after: OperationId | None = None
+    call: int | None = None
+    """The Lock or Unlock call that waits for it."""
+    is_own: bool = False
+    """The agent's own doing: nobody outside knows its id, nothing of it is kept."""
+    phase: Phase = Phase.WAITING
+    work: dict[ProcessId, Work] = field(default_factory=dict)
+    step_us: dict[str, int] = field(default_factory=dict)
+    device_bytes: int = 0
+    error: str = ""
+    is_timeout: bool = False
+    """The reason to go back was time alone: if the driver says that the target was reached, it was."""
+    had_abandoned: bool = False
+    admitted_before: dict[str, str | None] = field(default_factory=dict)
+    """Per group: who was admitted when it started; a rollback restores it."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    result: Result | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        return self.phase is Phase.ENDED
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase in (Phase.FORWARD, Phase.ROLLBACK)
+
+    @property
+    def is_public(self) -> bool:
+        """Known outside by its id: kept, and reported."""
+        return self.kind.moves_memory and not self.is_own
+
+    def goal(self, work: Work, state: DriverState) -> DriverState:
+        """Where a process in `state` shall be in this phase. `state` itself: nothing to do."""
+        if self.phase is Phase.ROLLBACK:
+            return work.before if work.before in RETURNABLE else state
+        match self.kind:
+            case Kind.SNAPSHOT:
+                return DriverState.CHECKPOINTED
+            case Kind.RESTORE:
+                return DriverState.LOCKED if self.is_left_locked else DriverState.RUNNING
+            case Kind.LOCK:
+                return state if state is DriverState.CHECKPOINTED else DriverState.LOCKED
+            case Kind.UNLOCK:
+                return state if state is DriverState.CHECKPOINTED else DriverState.RUNNING
+
+
+RETURNABLE = (DriverState.RUNNING, DriverState.LOCKED, DriverState.CHECKPOINTED)

@@ -1,0 +1,286 @@
+"""The operations: one at a time per context, in order of arrival, each after the one that it names."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from snapshot_agent_server.core.admission import Admission
+from snapshot_agent_server.core.effects import (
+    Accept,
+    Effect,
+    ForgetOperation,
+    PublishOperation,
+    RecordOperation,
+    Refuse,
+    TakeSample,
+)
+from snapshot_agent_server.core.events import Answered, Requested
+from snapshot_agent_server.core.fences import Fences
+from snapshot_agent_server.core.ids import ContextKey, OperationId
+from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status
+from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.refusals import Refusal, RefusalKind
+from snapshot_agent_server.core.registry import Registry
+from snapshot_agent_server.core.runner import Runner
+from snapshot_agent_server.core.settings import CoreSettings
+
+
+class Queue:
+    def __init__(self, settings: CoreSettings, registry: Registry, admission: Admission, fences: Fences) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._admission = admission
+        self._fences = fences
+        self._runner = Runner(settings, registry)
+        self.operations: OrderedDict[OperationId, Operation] = OrderedDict()
+        """Those that live, and ended ones for retries."""
+        self.active: dict[OperationId, Operation] = {}
+        """Waiting or running, in order of arrival."""
+        self._lost: OrderedDict[ContextKey, str] = OrderedDict()
+        """Saved contexts whose processes ended: a restore of them is refused, never taken for nothing to do."""
+        self._own = 0
+
+    def busy(self) -> set[ContextKey]:
+        """Contexts that an operation runs on or waits for."""
+        return {key for operation in self.active.values() for key in operation.keys}
+
+    def is_moving(self, key: ContextKey) -> bool:
+        return any(op.is_running and op.kind.moves_memory and key in op.keys for op in self.active.values())
+
+    def wake_at(self, now: float) -> float | None:
+        times = []
+        for operation in self.active.values():
+            if operation.is_running:
+                times.append(self._runner.wake_at(operation, now))
+            else:
+                times.append(operation.deadline)
+                if operation.after is not None and operation.after not in self.operations:
+                    times.append(operation.accepted_at + self._settings.after_wait_s)
+        return min((time for time in times if time is not None), default=None)
+
+    def requested(self, event: Requested, keys: tuple[ContextKey, ...], now: float) -> list[Effect]:
+        """Put a request that passed the fences in the queue; a known operation id attaches to that operation."""
+        known = self.operations.get(event.operation)
+        if known is not None:
+            if (
+                known.kind is not event.kind
+                or {k.job for k in known.keys} - {event.job}
+                or (event.group is not None and set(known.keys) != set(keys))
+            ):
+                of = ", ".join(map(str, known.keys)) or "no context"
+                text = (
+                    f"operation {event.operation!r} is a {known.kind} of {of};"
+                    " choose a new operation_id for another request"
+                )
+                return [Refuse(event.call, Refusal(RefusalKind.OTHER_OPERATION, text))]
+            return [Accept(event.call, known.id)]
+        limit = self._settings.operation_timeout_s if event.kind.moves_memory else self._settings.lock_timeout_s
+        operation = Operation(
+            id=event.operation,
+            kind=event.kind,
+            keys=keys,
+            accepted_at=now,
+            deadline=now + (event.timeout_s or limit),
+            token=event.token,
+            epoch=event.epoch,
+            is_left_locked=event.leave_locked,
+            after=event.after,
+            call=None if event.kind.moves_memory else event.call,
+        )
+        for key in keys:
+            if key in self._registry.contexts:
+                self._registry.contexts[key].note = ""
+        self.active[operation.id] = operation
+        effects: list[Effect] = []
+        if operation.is_public:
+            self.operations[operation.id] = operation
+            effects = [RecordOperation(operation), Accept(event.call, operation.id)]
+        return effects + self._forget_old(now)
+
+    def repair(self, kind: Kind, key: ContextKey, now: float) -> list[Effect]:
+        """Lock an intruder, or unlock whose turn it is, on the agent's own account."""
+        context = self._registry.contexts[key]
+        if kind is Kind.LOCK:
+            context.note = "ran without the lease of its group: locked by the agent until it is unlocked or saved"
+        self._own += 1
+        operation = Operation(
+            id=OperationId(f"agent-{self._own}"),
+            kind=kind,
+            keys=(key,),
+            accepted_at=now,
+            deadline=now + self._settings.lock_timeout_s,
+            is_own=True,
+        )
+        self.active[operation.id] = operation
+        return self.advance(now)
+
+    def answered(self, event: Answered, now: float) -> list[Effect]:
+        operation = self.active.get(event.operation)
+        return self._runner.take(operation, event, now) if operation is not None else []
+
+    def lost(self, key: ContextKey, text: str) -> None:
+        """A context went while its memory was saved."""
+        self._lost[key] = text
+        while len(self._lost) > self._settings.kept_operations:
+            self._lost.popitem(last=False)
+
+    def found(self, key: ContextKey) -> None:
+        """The job is back with new processes."""
+        self._lost.pop(key, None)
+
+    def recover(self, operations: Iterable[Operation]) -> None:
+        """Take over recorded operations. Those that were under way go on, in their phase, from the driver's states."""
+        for operation in operations:
+            self.operations[operation.id] = operation
+            if not operation.is_ended:
+                for work in operation.work.values():
+                    work.in_flight = None
+                self.active[operation.id] = operation
+
+    def heal(self, keys: Iterable[ContextKey], now: float) -> list[Effect]:
+        """After a restart: a Lock of a group without tokens that was cut off in the middle is undone."""
+        effects: list[Effect] = []
+        for key in list(keys):
+            states = self._registry.contexts[key].states()
+            is_torn = {DriverState.LOCKED, DriverState.RUNNING} <= states
+            if is_torn and key not in self.busy() and key.group not in self._admission.admitted:
+                effects += self.repair(Kind.UNLOCK, key, now)
+        return effects
+
+    def advance(self, now: float) -> list[Effect]:
+        """Let every operation go as far as it can. Ends may let others start: until nothing changes any more."""
+        effects: list[Effect] = []
+        is_changed = True
+        while is_changed:
+            is_changed = False
+            for operation in list(self.active.values()):
+                if operation.is_running:
+                    more, result = self._runner.advance(operation, now)
+                    effects += more
+                    if result is not None:
+                        effects += self._end(operation, result, now)
+                        is_changed = True
+                elif operation.phase is Phase.WAITING:
+                    started, more = self._try_start(operation, now)
+                    effects += more
+                    is_changed = is_changed or started
+        return effects
+
+    def _try_start(self, operation: Operation, now: float) -> tuple[bool, list[Effect]]:
+        """Start an operation, or end it, or leave it waiting: then (False, nothing)."""
+        stale = (
+            None
+            if operation.is_own
+            else self._fences.check([key.group for key in operation.keys], operation.token, operation.epoch)
+        )
+        if stale is not None:
+            return True, self._end(operation, _not_started(operation, stale.text, now), now)
+        blocker, error = self._blocker(operation, now)
+        if not error and blocker and now >= operation.deadline:
+            error = (
+                f"{operation.kind} was not started within {operation.deadline - operation.accepted_at:g} s: {blocker}"
+            )
+        if not error and not blocker:
+            error = self._objection(operation)
+        if error:
+            return True, self._end(operation, _not_started(operation, error, now), now)
+        if blocker:
+            return False, []
+        self._runner.begin(operation, now)
+        effects = self._admission.started(operation)
+        if operation.is_public:
+            effects.append(RecordOperation(operation))
+        return True, effects
+
+    def _blocker(self, operation: Operation, now: float) -> tuple[str, str]:
+        """What the operation waits for, and the error if it waits in vain."""
+        if operation.after is not None:
+            before = self.operations.get(operation.after)
+            if before is None:
+                waited = f"operation {operation.after!r}, which it follows, is not known here"
+                return waited, waited if now >= operation.accepted_at + self._settings.after_wait_s else ""
+            if before.result is None:
+                return f"operation {operation.after!r} is under way", ""
+            if before.result.status is not Status.COMPLETE:
+                return "", f"operation {operation.after!r}, which it follows, failed: {before.result.error}"
+        for other in self.active.values():
+            if other is operation:
+                break
+            if set(other.keys) & set(operation.keys) and other.after != operation.id:
+                return f"{other.kind} of the same context is {other.phase}", ""
+        for other in self.active.values():
+            if other.is_running and other is not operation and set(other.keys) & set(operation.keys):
+                return f"{other.kind} of the same context is {other.phase}", ""
+            is_moving = operation.kind is Kind.RESTORE and other.is_running and other.kind.moves_memory
+            if is_moving and {key.group for key in other.keys} & {key.group for key in operation.keys}:
+                named = ", ".join(map(str, other.keys))
+                return f"the accelerators are closed while {other.kind} of {named} is {other.phase}", ""
+        return "", ""
+
+    def _objection(self, operation: Operation) -> str:
+        """Why an operation whose turn it is cannot be done at all, or empty."""
+        for key in operation.keys:
+            if operation.kind is Kind.RESTORE and key not in self._registry.contexts and key in self._lost:
+                return f"gone: {self._lost[key]}"
+            if operation.kind.moves_memory and self._registry.foreign(key):
+                return self._registry.foreign(key)
+            context = self._registry.contexts.get(key)
+            is_unlock = operation.kind is Kind.UNLOCK
+            if is_unlock and context is not None and DriverState.CHECKPOINTED in context.states():
+                return f"context {key} is saved, wholly or in part; restore it first"
+        return ""
+
+    def _end(self, operation: Operation, result: Result, now: float) -> list[Effect]:
+        """Give the result out: the last one, or that the driver has not said yet, and then the operation goes on."""
+        effects: list[Effect] = []
+        operation.result = result
+        if not result.is_indeterminate:
+            operation.phase = Phase.ENDED
+            operation.ended_at = now
+            del self.active[operation.id]
+            if result.status is Status.FAILED:
+                effects += self._admission.failed(operation)
+            effects.append(TakeSample())
+        if operation.is_public:
+            effects.append(RecordOperation(operation, is_lazy=True))
+            effects.append(PublishOperation(operation.id, operation.keys, operation.kind, result))
+        if operation.call is not None:
+            effects.append(_reply(operation, operation.call, result, self._registry))
+            operation.call = None
+        return effects
+
+    def _forget_old(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for operation in list(self.operations.values()):
+            is_old = operation.ended_at is not None and operation.ended_at < now - self._settings.kept_for_s
+            if not (is_old or len(self.operations) > self._settings.kept_operations) or not operation.is_ended:
+                break
+            del self.operations[operation.id]
+            effects.append(ForgetOperation(operation.id))
+        return effects
+
+
+def _not_started(operation: Operation, error: str, now: float) -> Result:
+    return Result(
+        Status.FAILED,
+        elapsed_ms=round((now - operation.accepted_at) * 1000),
+        error=error,
+        is_rolled_back=not error.startswith("gone: "),
+        is_gone=error.startswith("gone: "),
+    )
+
+
+def _reply(operation: Operation, call: int, result: Result, registry: Registry) -> Effect:
+    """The answer to a Lock or Unlock call."""
+    if result.status is Status.COMPLETE or result.is_gone:
+        locked = [r.id.pid for r in registry.records(operation.keys) if r.state is DriverState.LOCKED]
+        return Accept(call, locked_pids=tuple(sorted(locked)))
+    kind = RefusalKind.NOT_DONE
+    if result.is_indeterminate:
+        kind = RefusalKind.INDETERMINATE
+    elif operation.is_timeout:
+        kind = RefusalKind.TIMED_OUT
+    elif operation.work and not result.is_rolled_back:
+        kind = RefusalKind.INDETERMINATE
+    return Refuse(call, Refusal(kind, result.error))

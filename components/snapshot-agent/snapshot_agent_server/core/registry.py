@@ -1,0 +1,137 @@
+"""Which processes belong to which context, and what the outside is told of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from snapshot_agent_server.core.contexts import (
+    Context,
+    ContextState,
+    ContextView,
+    ProcessRecord,
+    failed_text,
+    foreign_text,
+)
+from snapshot_agent_server.core.effects import Effect, ForgetProcess, RecordProcess, WatchProcess
+from snapshot_agent_server.core.events import ObservedProcess
+from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, ProcessId
+from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.refusals import Refusal, RefusalKind
+from snapshot_agent_server.core.settings import CoreSettings
+
+
+class Registry:
+    def __init__(self, settings: CoreSettings) -> None:
+        self._settings = settings
+        self.contexts: dict[ContextKey, Context] = {}
+        self._key_of: dict[int, ContextKey] = {}
+
+    def key_of(self, pid: int) -> ContextKey | None:
+        return self._key_of.get(pid)
+
+    def record(self, process: ProcessId) -> ProcessRecord | None:
+        key = self._key_of.get(process.pid)
+        record = self.contexts[key].processes.get(process.pid) if key is not None else None
+        return record if record is not None and record.id == process else None
+
+    def records(self, keys: Sequence[ContextKey]) -> Iterator[ProcessRecord]:
+        """The processes of these contexts, in the order of registration."""
+        for key in keys:
+            context = self.contexts.get(key)
+            if context is not None:
+                yield from context.processes.values()
+
+    def of_job(self, job: JobId) -> tuple[ContextKey, ...]:
+        return tuple(key for key in self.contexts if key.job == job)
+
+    def in_group(self, group: GroupId) -> Iterator[Context]:
+        return (context for key, context in self.contexts.items() if key.group == group)
+
+    def refusal(self, key: ContextKey, processes: Sequence[ObservedProcess]) -> Refusal | None:
+        """Why these processes cannot join that context, or None. Changes nothing."""
+        for process in processes:
+            other = self._key_of.get(process.id.pid)
+            known = self.record(process.id)
+            if other is not None and other != key and known is not None:
+                return Refusal(
+                    RefusalKind.PROCESS_TAKEN,
+                    f"process {process.id.pid} is in the context of job {other.job!r} in group {other.group!r} already;"
+                    f" a process belongs to one context, since the driver saves it whole. Register it for"
+                    f" {key.group!r} only after it was restarted, or use one process per group.",
+                )
+            foreign = {a for a, _ in process.usage} - set(self._settings.groups.get(key.group, ()))
+            if foreign:
+                groups = sorted({self._settings.group_of[a] for a in foreign if a in self._settings.group_of})
+                return Refusal(RefusalKind.BAD_PROCESS, foreign_text(process.id.pid, key, groups, sorted(foreign)))
+        return None
+
+    def join(self, key: ContextKey, processes: Sequence[ObservedProcess], now: float) -> list[Effect]:
+        """Add processes to a context. Known ones stay as they are; one whose pid was used again replaces the old."""
+        effects: list[Effect] = []
+        for observed in processes:
+            if self.record(observed.id) is not None:
+                continue
+            old = self._key_of.get(observed.id.pid)
+            if old is not None:
+                effects += self.leave(self.contexts[old].processes[observed.id.pid].id)
+            record = ProcessRecord(observed.id, usage=dict(observed.usage))
+            record.seen_on = frozenset(record.usage)
+            record.settle(observed.state, now)
+            self.contexts.setdefault(key, Context(key)).processes[observed.id.pid] = record
+            self._key_of[observed.id.pid] = key
+            effects += [
+                RecordProcess(observed.id, key, dict(record.usage), dict(record.saved)),
+                WatchProcess(observed.id),
+            ]
+        return effects
+
+    def restore(self, key: ContextKey, record: ProcessRecord) -> None:
+        """Take over a process as an earlier agent left it."""
+        self.contexts.setdefault(key, Context(key)).processes[record.id.pid] = record
+        self._key_of[record.id.pid] = key
+
+    def leave(self, process: ProcessId) -> list[Effect]:
+        """Forget a process that has ended. A context without processes stays until `drop`."""
+        if self.record(process) is None:
+            return []
+        key = self._key_of.pop(process.pid)
+        del self.contexts[key].processes[process.pid]
+        return [ForgetProcess(process)]
+
+    def drop(self, key: ContextKey) -> None:
+        del self.contexts[key]
+
+    def fault(self, key: ContextKey) -> str:
+        """Why a context is faulted, with advice; empty if it is not."""
+        context = self.contexts[key]
+        failed = [pid for pid, process in context.processes.items() if process.state is DriverState.FAILED]
+        return failed_text(key, failed) if failed else self.foreign(key)
+
+    def foreign(self, key: ContextKey) -> str:
+        """Advice if a process was seen on accelerators outside the context's group, else empty."""
+        context = self.contexts.get(key)
+        own = set(self._settings.groups.get(key.group, ()))
+        for process in context.processes.values() if context is not None else ():
+            outside = process.seen_on - own
+            if outside:
+                groups = sorted({self._settings.group_of[a] for a in outside if a in self._settings.group_of})
+                return foreign_text(process.id.pid, key, groups, sorted(outside))
+        return ""
+
+    def view(self, key: ContextKey, is_moving: bool) -> ContextView:
+        context = self.contexts[key]
+        fault = self.fault(key)
+        state = ContextState.FAULTED if fault else context.state()
+        if is_moving:
+            state = ContextState.TRANSITIONING
+        reason = fault or context.note
+        if not reason and DriverState.CHECKPOINTED in context.states() and state is ContextState.RUNNING:
+            reason = "partly saved: some processes of the context are in host memory, others on the device"
+        return ContextView(
+            key=key,
+            state=state,
+            locked=context.is_locked(),
+            reason=reason,
+            pids=tuple(sorted(context.processes)),
+            usage=context.usage(),
+        )

@@ -1,0 +1,222 @@
+"""Warm worker processes. One call per worker at a time; a call that does not answer costs its worker's life."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from snapshot_agent_server.driver.interface import DriverMissing
+from snapshot_agent_server.driver.wire import MAX_BYTES, Message, decode, encode, pair
+
+log = logging.getLogger(__name__)
+
+WORKER_START_S = 60.0  # cuInit alone took 2.7 s in NVIDIA/nvcf issue 263; eight GPUs and a cold page cache take longer
+
+
+class WorkerDied(Exception):
+    """The worker ended in the middle of a call, which may still take effect."""
+
+
+class Worker:
+    def __init__(self, command: Sequence[str]) -> None:
+        ours, theirs = pair()
+        self._channel: socket.socket = ours
+        self._reply: asyncio.Future[Message] | None = None
+        self._is_dead = False
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # What is importable here must be importable there, however this process was started.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(ours.fileno(), self._readable)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_dead(self) -> bool:
+        return self._is_dead
+
+    async def call(self, message: Message | None, timeout_s: float) -> Message:
+        """Send a request (None: only wait for the first word) and return the reply.
+
+        Leaving by an exception kills the worker: a thread stuck in libcuda cannot be cancelled.
+        Raises: TimeoutError, WorkerDied.
+        """
+        reply = self._reply = self._loop.create_future()
+        try:
+            if self._is_dead:
+                raise WorkerDied(f"driver worker {self.pid} is dead")
+            if message is not None:
+                try:
+                    self._channel.send(encode(message))
+                except OSError as error:
+                    raise WorkerDied(f"driver worker {self.pid}: {error}") from error
+            async with asyncio.timeout(timeout_s):
+                answer: Message = await reply
+                return answer
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            self._reply = None
+
+    def kill(self) -> None:
+        """End it at once. A second time does nothing."""
+        if self._is_dead:
+            return
+        self._is_dead = True
+        self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        self._process.kill()
+        # A process in an uninterruptible ioctl cannot be waited for here: the loop reaps it when its pidfd says so.
+        if self._process.poll() is None:
+            try:
+                fd = os.pidfd_open(self._process.pid)
+            except ProcessLookupError:
+                self._process.wait()
+                return
+            self._loop.add_reader(fd, self._reap, fd)
+
+    async def gone(self, timeout_s: float) -> None:
+        """Wait until the killed process is reaped, at most this long."""
+        async with asyncio.timeout(timeout_s):
+            while self._process.returncode is None:
+                self._reaped = asyncio.Event()
+                await self._reaped.wait()
+
+    _reaped: asyncio.Event | None = None
+
+    def _reap(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        os.close(fd)
+        self._process.wait()
+        if self._reaped is not None:
+            self._reaped.set()
+
+    def _readable(self) -> None:
+        try:
+            data = self._channel.recv(MAX_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            reply = self._reply
+            self.kill()
+            if reply is not None and not reply.done():
+                reply.set_exception(WorkerDied(f"driver worker {self.pid} ended in the middle of a call"))
+        elif self._reply is not None and not self._reply.done():
+            self._reply.set_result(decode(data))
+
+
+WORKER_COMMAND = (sys.executable, "-m", "snapshot_agent_server.driver.worker")
+
+
+class Pool:
+    """At least `warm` workers, more while more calls run at once.
+
+    No bound on their number but the number of calls: a bound would let one job's hanging calls delay another's.
+    """
+
+    def __init__(self, warm: int, command: Sequence[str] = WORKER_COMMAND) -> None:
+        self._warm = warm
+        self._command = command
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+        self.first_word: Message = {}
+
+    @property
+    def pids(self) -> set[int]:
+        return {worker.pid for worker in self._all}
+
+    async def start(self) -> None:
+        """Start the warm workers, together.
+
+        Raises: DriverMissing, with what the worker said.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                started = [tasks.create_task(self._start(), name="driver worker") for _ in range(self._warm)]
+        except* DriverMissing as group:
+            await self.close()
+            raise next(e for e in group.exceptions if isinstance(e, DriverMissing)) from None
+        self._idle += [task.result() for task in started]
+
+    async def call(self, message: Message, timeout_s: float) -> Message:
+        """Raises: TimeoutError and WorkerDied, the worker being dead then; DriverMissing if none can be started."""
+        worker = None
+        while worker is None and self._idle:
+            worker = self._idle.pop()
+            if worker.is_dead:
+                self._all.discard(worker)
+                worker = None
+        if worker is None:
+            worker = await self._start()
+        try:
+            return await worker.call(message, timeout_s)
+        finally:
+            if worker.is_dead:
+                self._all.discard(worker)
+                self._refill()
+            elif len(self._idle) >= self._warm:
+                self._all.discard(worker)
+                worker.kill()
+            else:
+                self._idle.append(worker)
+
+    async def close(self) -> None:
+        self._is_closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        workers = list(self._all)
+        for worker in workers:
+            worker.kill()
+        await asyncio.gather(*(worker.gone(2.0) for worker in workers), return_exceptions=True)
+        self._idle.clear()
+        self._all.clear()
+
+    async def _start(self) -> Worker:
+        worker = Worker(self._command)
+        self._all.add(worker)
+        try:
+            word = await worker.call(None, WORKER_START_S)
+        except (WorkerDied, TimeoutError) as error:
+            self._all.discard(worker)
+            raise DriverMissing(f"the driver worker did not start: {error or 'no answer'}") from error
+        except BaseException:
+            self._all.discard(worker)
+            raise
+        if "missing" in word:
+            self._all.discard(worker)
+            worker.kill()
+            raise DriverMissing(str(word["missing"]))
+        self.first_word = word["ready"]
+        return worker
+
+    def _refill(self) -> None:
+        """Replace a dead worker, off the caller's path."""
+        if not self._is_closing and len(self._idle) + len(self._tasks) < self._warm:
+            task = asyncio.get_running_loop().create_task(self._add_idle(), name="driver worker replacement")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _add_idle(self) -> None:
+        try:
+            self._idle.append(await self._start())
+        except DriverMissing as error:
+            log.error("no new driver worker: %s", error)

@@ -1,0 +1,141 @@
+"""A driver worker: a process that calls the CUDA driver and NVML for the agent, and that may be killed at any time.
+
+    python -m snapshot_agent_server.driver.worker FD
+
+It says {"ready": ...} or {"missing": TEXT} once, then answers one request after the other until the agent's end closes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from snapshot_agent_server.driver.interface import margin_bytes
+from snapshot_agent_server.driver.wire import MAX_BYTES, Message, decode, encode
+
+PR_SET_PDEATHSIG = 1
+
+
+class DriverRefused(Exception):
+    def __init__(self, code: int, name: str) -> None:
+        super().__init__(name)
+        self.code, self.name = code, name
+
+
+class Calls:
+    """The requests, by name. Errors of the driver leave as DriverRefused."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        from snapshot_agent_server.driver.nvml import Nvml
+
+        self._driver = driver
+        self._check(driver.cuInit(0))
+        self._nvml = Nvml()
+
+    def ready(self) -> Message:
+        version = self._check(self._driver.cuDriverGetVersion())
+        return {"driver_version": int(version[0]), "devices": self._nvml.sample()}
+
+    def state(self, pid: int) -> Message:
+        return {"state": self._state(pid)}
+
+    def lock(self, pid: int, timeout_ms: int) -> Message:
+        args = self._driver.CUcheckpointLockArgs()
+        args.timeoutMs = timeout_ms
+        self._check(self._driver.cuCheckpointProcessLock(pid, args))
+        return {}
+
+    def checkpoint(self, pid: int, accelerators: list[str]) -> Message:
+        before = {uuid: (self._nvml.memory(uuid)[1], self._process_bytes(uuid, pid)) for uuid in accelerators}
+        start = time.monotonic_ns()
+        self._check(self._driver.cuCheckpointProcessCheckpoint(pid, None))
+        took_us = (time.monotonic_ns() - start) // 1000
+        usage = {}
+        for uuid, (used, of_process) in before.items():
+            moved = of_process if of_process is not None else max(0, used - self._nvml.memory(uuid)[1])
+            if moved:
+                usage[uuid] = moved
+        return {"usage": usage, "took_us": took_us}
+
+    def restore(self, pid: int, need: dict[str, int], margin: int | None) -> Message:
+        short = []
+        for uuid, size in need.items():
+            total, _, free = self._nvml.memory(uuid)
+            needed = size + margin_bytes(margin, total)
+            if free < needed:
+                resident = [[pid, size] for pid, size in self._nvml.processes(uuid).items()]
+                short.append(
+                    {"accelerator": uuid, "free": free, "total": total, "needed": needed, "resident": resident}
+                )
+        if short:
+            return {"short": short}
+        start = time.monotonic_ns()
+        self._check(self._driver.cuCheckpointProcessRestore(pid, None))
+        return {"took_us": (time.monotonic_ns() - start) // 1000}
+
+    def unlock(self, pid: int) -> Message:
+        self._check(self._driver.cuCheckpointProcessUnlock(pid, None))
+        return {}
+
+    def sample(self, pids: list[int]) -> Message:
+        devices = self._nvml.sample()
+        states: list[list[Any]] = []
+        for pid in pids:
+            try:
+                states.append([pid, self._state(pid)])
+            except DriverRefused as error:
+                if error.code == int(self._driver.CUresult.CUDA_ERROR_INVALID_VALUE):
+                    states.append([pid, None])
+        return {"devices": devices, "states": states}
+
+    def _state(self, pid: int) -> str:
+        (state,) = self._check(self._driver.cuCheckpointProcessGetState(pid))
+        return str(state.name).removeprefix("CU_PROCESS_STATE_")
+
+    def _process_bytes(self, uuid: str, pid: int) -> int | None:
+        return self._nvml.processes(uuid).get(pid)
+
+    def _check(self, answer: tuple[Any, ...]) -> tuple[Any, ...]:
+        result, *values = answer
+        if int(result) != 0:
+            raise DriverRefused(int(result), str(getattr(result, "name", result)))
+        return tuple(values)
+
+
+def main() -> None:
+    # A worker must not outlive the agent, also if it hangs in the driver then.
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process group: the agent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        calls = Calls()
+        channel.send(encode({"ready": calls.ready()}))
+    except Exception as error:
+        channel.send(encode({"missing": f"{type(error).__name__}: {error}"[:1000]}))
+        return
+    named: dict[str, Callable[..., Message]] = {
+        name: getattr(calls, name) for name in ("state", "lock", "checkpoint", "restore", "unlock", "sample")
+    }
+    while data := channel.recv(MAX_BYTES):
+        request = decode(data)
+        start = time.monotonic_ns()
+        try:
+            reply = named[request["call"]](**request["args"])
+        except DriverRefused as error:
+            reply = {"refused": [error.code, error.name]}
+        except Exception as error:  # NVML's errors among them; the agent retries them like any flake
+            reply = {"refused": [-1, f"{type(error).__name__}: {error}"[:500]]}
+        reply.setdefault("took_us", (time.monotonic_ns() - start) // 1000)
+        channel.send(encode(reply))
+
+
+if __name__ == "__main__":
+    main()

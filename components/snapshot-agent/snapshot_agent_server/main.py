@@ -1,0 +1,168 @@
+"""Starts the agent: flags, driver, state folder, gRPC server; and ends it in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
+
+from snapshot_agent_server import logs
+from snapshot_agent_server.api.service import SnapshotAgentService
+from snapshot_agent_server.config import AgentConfig, ConfigError, from_arguments
+from snapshot_agent_server.driver.cuda_driver import CudaDriver
+from snapshot_agent_server.driver.interface import DriverMissing
+from snapshot_agent_server.driver.pool import Pool
+from snapshot_agent_server.shell import AgentShell
+from snapshot_agent_server.store.sqlite import Store, StoreError
+
+log = logging.getLogger("snapshot_agent")
+
+SERVICE = "snapshot_agent.v1alpha1.SnapshotAgentService"
+SERVER_OPTIONS = (
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server
+)
+
+
+class ListenError(Exception):
+    """An address cannot be served. The text says what to do."""
+
+
+def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT. Returns the exit code: 2 after bad input, with one line on stderr."""
+    try:
+        config = from_arguments(sys.argv[1:] if arguments is None else arguments, os.environ if env is None else env)
+        logs.set_up(config.log_level)
+        asyncio.run(serve(config))
+    except (ConfigError, StoreError, DriverMissing, ListenError) as error:
+        print(f"snapshot-agent: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def serve(config: AgentConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    store = Store(config.state_dir)
+    driver = CudaDriver(Pool(config.workers))
+    try:
+        await _start_driver(driver)
+        settings = config.core_settings(driver.devices())
+        shell = AgentShell(
+            settings,
+            driver,
+            store,
+            incarnation=str(uuid.uuid4()),
+            sample_interval_s=config.sample_interval_s,
+            own_pids=lambda: driver.own_pids,
+        )
+        await _serve(config, shell, stop, {str(g): list(members) for g, members in settings.groups.items()})
+    finally:
+        await driver.close()
+        store.close()
+
+
+async def _start_driver(driver: CudaDriver) -> None:
+    try:
+        await driver.start()
+    except DriverMissing as error:
+        what = " ".join(str(error).split())
+        raise DriverMissing(
+            f"no usable CUDA driver and NVML on this machine ({what}); install the NVIDIA driver, or try it on mock"
+            " GPUs: gpu-mock run -- snapshot-agent ..."
+        ) from error
+
+
+async def _serve(config: AgentConfig, shell: AgentShell, stop: asyncio.Event, groups: dict[str, list[str]]) -> None:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    pb_grpc.add_SnapshotAgentServiceServicer_to_server(SnapshotAgentService(shell), server)  # type: ignore[no-untyped-call]
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    for address in config.listen:
+        _listen(server, address)
+    running = asyncio.create_task(shell.run(), name="agent")
+    starting = asyncio.create_task(shell.started(), name="agent start")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait((running, starting), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            await server.start()
+            for name in ("", SERVICE):
+                await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            logs.transition(
+                log,
+                logging.INFO,
+                "snapshot agent ready",
+                listen=list(config.listen),
+                node=config.node,
+                groups=groups,
+                pid=os.getpid(),
+            )
+            await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            logs.transition(log, logging.INFO, "snapshot agent stops")
+            await health.enter_graceful_shutdown()
+            await shell.close(config.close_grace_s)
+            await server.stop(1.0)
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        if not running.done():
+            running.cancel()
+        await asyncio.wait((running,))
+        _remove_sockets(config.listen)
+    if not running.cancelled():
+        running.result()  # a loop of the shell failed: say so, and end
+
+
+def _listen(server: grpc.aio.Server, address: str) -> None:
+    """Raises: ListenError. A socket file that nobody serves any more is replaced."""
+    if address.startswith("unix:"):
+        path = Path(address.removeprefix("unix:"))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ListenError(f"cannot make {path.parent} ({error.strerror}); choose another --listen") from error
+        if _is_served(path):
+            raise ListenError(f"{address} is in use by another process; stop it, or choose another --listen")
+        if path.is_socket():
+            path.unlink()
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ListenError(
+            f"cannot listen on {address}: it is in use, or not an address of this machine; choose another --listen"
+        ) from error
+    if bound == 0:
+        raise ListenError(f"cannot listen on {address}; choose another --listen")
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _remove_sockets(addresses: Sequence[str]) -> None:
+    for address in addresses:
+        if address.startswith("unix:"):
+            Path(address.removeprefix("unix:")).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""What /proc and pidfds say about the processes of contexts."""

@@ -1,0 +1,48 @@
+"""The end of processes, told by pidfds: no polling, and no mistake with a pid that is used again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from snapshot_agent_server.core.ids import ProcessId
+from snapshot_agent_server.processes.proc import is_same
+
+
+class ProcessEnds:
+    """Calls back once for each watched process that has ended, from the event loop."""
+
+    def __init__(self, ended: Callable[[ProcessId], None]) -> None:
+        self._ended = ended
+        self._fds: dict[ProcessId, int] = {}
+
+    def watch(self, process: ProcessId) -> None:
+        """A second time does nothing. A process that has gone already is reported soon."""
+        if process in self._fds:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            fd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            loop.call_soon(self._ended, process)
+            return
+        if not is_same(process):  # looked at only now: the descriptor holds the pid's owner of this moment
+            os.close(fd)
+            loop.call_soon(self._ended, process)
+            return
+        self._fds[process] = fd
+        loop.add_reader(fd, self._readable, process)
+
+    def close(self) -> None:
+        for process in list(self._fds):
+            self._drop(process)
+
+    def _readable(self, process: ProcessId) -> None:
+        self._drop(process)
+        self._ended(process)
+
+    def _drop(self, process: ProcessId) -> None:
+        fd = self._fds.pop(process)
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)

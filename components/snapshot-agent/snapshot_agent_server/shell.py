@@ -1,0 +1,424 @@
+"""Where the edges meet: feeds the core with events and carries out its effects. Takes no decision about a job."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+
+from snapshot_agent_server import logs
+from snapshot_agent_server.api import messages
+from snapshot_agent_server.api.errors import RefusedCall
+from snapshot_agent_server.api.requests import Call
+from snapshot_agent_server.api.streams import Stream, Streams
+from snapshot_agent_server.backends.cuda import CudaBackend
+from snapshot_agent_server.core.contexts import ContextState
+from snapshot_agent_server.core.effects import (
+    Accept,
+    CallDriver,
+    Effect,
+    EndStreamsBelow,
+    ForgetOperation,
+    ForgetProcess,
+    PublishAccelerator,
+    PublishContext,
+    PublishGone,
+    PublishOperation,
+    RecordAdmission,
+    RecordEpoch,
+    RecordFence,
+    RecordOperation,
+    RecordProcess,
+    Refuse,
+    TakeSample,
+    WatchProcess,
+)
+from snapshot_agent_server.core.events import (
+    Answered,
+    Closing,
+    EpochSeen,
+    Event,
+    ObservedProcess,
+    ProcessEnded,
+    Registered,
+    Requested,
+    Sampled,
+    Woken,
+)
+from snapshot_agent_server.core.ids import ContextKey, OperationId, ProcessId
+from snapshot_agent_server.core.memory import Memory
+from snapshot_agent_server.core.node import Node
+from snapshot_agent_server.core.operations import Kind, Operation, Status
+from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Refused
+from snapshot_agent_server.core.refusals import Refusal, RefusalKind
+from snapshot_agent_server.core.samples import Sample
+from snapshot_agent_server.core.settings import CoreSettings
+from snapshot_agent_server.driver.interface import Driver
+from snapshot_agent_server.processes import proc
+from snapshot_agent_server.processes.pidfd import ProcessEnds
+from snapshot_agent_server.store.records import boot_statements, read_memory, to_statement
+from snapshot_agent_server.store.sqlite import Statement, Store
+
+log = logging.getLogger("snapshot_agent")
+
+SAMPLE_TIMEOUT_S = 2.0
+ASK_AGAIN_S = 5.0
+"""After a sample that hung on the driver's states, samples are NVML's alone for so long."""
+STORE_RETRY_S = 0.5
+
+
+class AgentShell:
+    """Runs one node's core. `run` serves until cancelled; `close` lets what is under way come to an end first."""
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        driver: Driver,
+        store: Store,
+        incarnation: str,
+        sample_interval_s: float = 0.25,
+        own_pids: Callable[[], set[int]] = set,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._store = store
+        self._clock = clock
+        self._sample_interval_s = sample_interval_s
+        self._own_pids = own_pids
+        self._node = Node(settings)
+        self._backend = CudaBackend(driver)
+        self._streams = Streams(incarnation)
+        self._ends = ProcessEnds(lambda process: self.post(ProcessEnded(process)))
+        self._calls: dict[int, asyncio.Future[Accept]] = {}
+        self._call_ids = itertools.count(1)
+        self._unwritten: list[Statement] = []
+        self._held_back: list[Effect] = []
+        self._is_writing = False
+        self._write = asyncio.Event()
+        self._sample_soon = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._is_started = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._is_sampling_broken = False
+
+    # -- life
+
+    async def run(self) -> None:
+        """Take up what an earlier agent left, then serve. If one loop fails, all stop."""
+        memory = read_memory(self._store, proc.boot_id())
+        await self._store.commit(boot_statements(proc.boot_id()))
+        await self._ask_states(memory)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self._write_loop(), name="write records")
+                self._apply(self._node.recover(memory, self._clock()))
+                self._arm()
+                tasks.create_task(self._sample_loop(), name="sample NVML")
+                self._is_started.set()
+        finally:
+            self._ends.close()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def started(self) -> None:
+        await self._is_started.wait()
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new requests and wait, at most `grace_s`, until operations are finished or rolled back."""
+        self.post(Closing())
+        try:
+            async with asyncio.timeout(grace_s):
+                while not self._node.is_idle() or self._unwritten or self._is_writing:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            logs.transition(log, logging.WARNING, f"operations still under way after {grace_s:g} s; going all the same")
+        self._streams.end_all()
+
+    # -- what the gRPC edge asks
+
+    async def request(self, call: Call) -> Accept:
+        targets = await self._observe(call.pids)
+        return await self._ask(
+            lambda number: Requested(
+                call=number,
+                kind=call.kind,
+                job=call.job,
+                group=call.group,
+                operation=call.operation,
+                token=call.token,
+                epoch=call.epoch,
+                timeout_s=call.timeout_s,
+                leave_locked=call.leave_locked,
+                after=call.after,
+                targets=targets,
+            )
+        )
+
+    async def register(self, key: ContextKey, pids: tuple[int, ...]) -> None:
+        processes = await self._observe(pids)
+        await self._ask(lambda number: Registered(number, key, processes))
+
+    async def watch(self, epoch: int) -> Stream:
+        if epoch > 0:
+            await self._ask(lambda number: EpochSeen(number, epoch))
+        return self._streams.open(epoch, self.status(per_context=True))
+
+    def unwatch(self, stream: Stream) -> None:
+        self._streams.close(stream)
+
+    def operation(self, operation: OperationId) -> Operation | None:
+        return self._node.operation(operation)
+
+    def status(self, per_context: bool) -> pb.StatusResponse:
+        return messages.status_response(
+            self._node.views(),
+            self._node.accelerator_views(),
+            self._node.fences,
+            self._settings.groups,
+            per_context,
+        )
+
+    # -- events in
+
+    def post(self, event: Event) -> None:
+        """Let the core handle an event, and start what it wants done."""
+        self._apply(self._node.handle(event, self._clock()))
+        self._arm()
+        self._changed.set()
+
+    async def _ask(self, event: Callable[[int], Event]) -> Accept:
+        number = next(self._call_ids)
+        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.post(event(number))
+            accepted: Accept = await answer
+            return accepted
+        finally:
+            del self._calls[number]
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._clock()
+        due = self._node.next_wake(now)
+        if due is not None:
+            # A little late rather than early: an event before its time changes nothing and would come again at once.
+            delay = max(0.0, due - now) + 0.0005
+            self._timer = asyncio.get_running_loop().call_later(delay, self.post, Woken())
+
+    # -- effects out
+
+    def _apply(self, effects: Iterable[Effect]) -> None:
+        """Publish at once; write records; what must not happen before they are on disk is held back until then."""
+        is_durable_needed = False
+        behind: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case RecordOperation() | RecordProcess():
+                    self._unwritten.append(to_statement(effect))
+                    is_durable_needed = is_durable_needed or not effect.is_lazy
+                case RecordFence() | RecordEpoch() | RecordAdmission():
+                    self._unwritten.append(to_statement(effect))
+                    is_durable_needed = True
+                case ForgetProcess() | ForgetOperation():
+                    self._unwritten.append(to_statement(effect))
+                case CallDriver() | Accept() | Refuse() | WatchProcess():
+                    behind.append(effect)
+                case _:
+                    self._publish(effect)
+        if is_durable_needed or self._held_back or (behind and self._is_writing and self._held_back):
+            self._held_back += behind
+        else:
+            for effect in behind:
+                self._perform(effect)
+        if self._unwritten or self._held_back:
+            self._write.set()
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case CallDriver():
+                assert self._tasks is not None, "effects are carried out by `run` only"
+                name = f"{effect.verb} {effect.process.pid}"
+                self._tasks.create_task(self._call_driver(effect), name=name)
+            case Accept():
+                answer = self._calls.get(effect.call)
+                if answer is not None and not answer.done():
+                    answer.set_result(effect)
+            case Refuse():
+                answer = self._calls.get(effect.call)
+                if answer is not None and not answer.done():
+                    answer.set_exception(RefusedCall(effect.refusal))
+            case WatchProcess(process):
+                self._ends.watch(process)
+
+    def _publish(self, effect: Effect) -> None:
+        match effect:
+            case PublishContext(view, before):
+                self._streams.publish(pb.AgentEvent(job=messages.job_status(view)))
+                was = before.state if before is not None else "unknown"
+                if before is None or before.state is not view.state or before.locked is not view.locked:
+                    level = logging.WARNING if view.state is ContextState.FAULTED else logging.INFO
+                    lock = ", locked" if view.locked else ""
+                    logs.transition(
+                        log,
+                        level,
+                        f"context {view.key}: {was} -> {view.state}{lock}"
+                        + (f" ({view.reason})" if view.reason else ""),
+                        job=view.key.job,
+                        group=view.key.group,
+                        pids=view.pids,
+                        device_bytes=view.device_bytes,
+                        host_bytes=view.host_bytes,
+                    )
+            case PublishGone(key, reason):
+                self._streams.publish(pb.AgentEvent(gone=messages.context_ref(key)))
+                logs.transition(log, logging.INFO, f"context {key}: gone ({reason})", job=key.job, group=key.group)
+            case PublishOperation(operation, keys, kind, result):
+                ended = pb.OperationEnded(
+                    operation_id=operation,
+                    context=messages.context_ref(keys[0]) if keys else None,
+                    result=messages.result_message(Kind(kind), result),
+                )
+                self._streams.publish(pb.AgentEvent(operation=ended))
+                level = logging.INFO if result.status is Status.COMPLETE or result.is_gone else logging.WARNING
+                where = ", ".join(map(str, keys)) or "no context"
+                logs.transition(
+                    log,
+                    level,
+                    f"{kind} of {where}: {result.status}" + (f" ({result.error})" if result.error else ""),
+                    operation=operation,
+                    elapsed_ms=result.elapsed_ms,
+                    device_bytes=result.device_bytes,
+                    rolled_back=result.is_rolled_back,
+                    indeterminate=result.is_indeterminate,
+                    step_us=dict(result.step_us),
+                )
+            case PublishAccelerator(view):
+                self._streams.publish(pb.AgentEvent(accelerator=messages.accelerator_status(view)))
+            case EndStreamsBelow(epoch):
+                self._streams.end_below(epoch)
+                logs.transition(log, logging.INFO, f"leader epoch rises to {epoch}", leader_epoch=epoch)
+            case TakeSample():
+                self._sample_soon.set()
+
+    async def _call_driver(self, call: CallDriver) -> None:
+        outcome = await self._backend.call(call)
+        self.post(Answered(call.operation, call.process, call.verb, outcome))
+
+    async def _write_loop(self) -> None:
+        """Write all that waits in one transaction, then do what was held back for it. A disk that is full or broken
+        holds up everything that needs a record, until it takes one again."""
+        is_failing = False
+        while True:
+            await self._write.wait()
+            self._write.clear()
+            statements, self._unwritten = self._unwritten, []
+            effects, self._held_back = self._held_back, []
+            self._is_writing = True
+            while statements:
+                try:
+                    await self._store.commit(statements)
+                    break
+                except sqlite3.Error as error:
+                    if not is_failing:
+                        is_failing = True
+                        logs.transition(log, logging.ERROR, f"the state folder takes no records: {error}; trying on")
+                    await asyncio.sleep(STORE_RETRY_S)
+            if is_failing:
+                is_failing = False
+                logs.transition(log, logging.INFO, "the state folder takes records again")
+            self._is_writing = False
+            for effect in effects:
+                self._perform(effect)
+            self._changed.set()
+
+    # -- observing
+
+    async def _sample_loop(self) -> None:
+        ask_again_at = 0.0
+        while True:
+            now = self._clock()
+            pids = self._node.pids_to_ask(now) if now >= ask_again_at else []
+            sample = await self._driver.sample(pids, SAMPLE_TIMEOUT_S)
+            if isinstance(sample, Sample):
+                self._is_sampling_broken = False
+                self.post(Sampled(sample))
+            else:
+                if pids:
+                    ask_again_at = self._clock() + ASK_AGAIN_S
+                if not self._is_sampling_broken:
+                    self._is_sampling_broken = True
+                    logs.transition(log, logging.WARNING, f"no sample of the accelerators: {sample.reason}; trying on")
+            try:
+                async with asyncio.timeout(self._sample_interval_s):
+                    await self._sample_soon.wait()
+            except TimeoutError:
+                pass
+            self._sample_soon.clear()
+
+    async def _observe(self, pids: tuple[int, ...]) -> tuple[ObservedProcess, ...]:
+        """Check processes that somebody named against /proc, and ask the driver and NVML about them.
+
+        Raises: RefusedCall.
+        """
+        if not pids:
+            return ()
+        found = [_checked(pid, self._own_pids()) for pid in pids]
+        sample = await self._driver.sample(list(pids), SAMPLE_TIMEOUT_S)
+        if isinstance(sample, Abandoned):
+            return tuple(ObservedProcess(process) for process in found)
+        return tuple(
+            ObservedProcess(
+                process,
+                sample.states.get(process.pid, DriverState.UNKNOWN),
+                tuple(
+                    (device.accelerator, device.processes[process.pid] or 0)
+                    for device in sample.devices
+                    if process.pid in device.processes
+                ),
+            )
+            for process in found
+        )
+
+    async def _ask_states(self, memory: Memory) -> None:
+        """After a restart the driver's own state is the truth. One process that hangs does not hide the others."""
+
+        async def ask(pid: int) -> DriverState:
+            outcome = await self._driver.state(pid, self._settings.state_timeout_s)
+            if isinstance(outcome, Refused):
+                return DriverState.NONE if outcome.code == 1 else DriverState.UNKNOWN
+            return outcome.state if not isinstance(outcome, Abandoned) else DriverState.UNKNOWN
+
+        living = [record for _, record in memory.processes if proc.is_same(record.id)]
+        states = await asyncio.gather(*(ask(record.id.pid) for record in living))
+        for record, state in zip(living, states, strict=True):
+            if state.is_settled:
+                record.settle(state, self._clock())
+
+
+def _checked(pid: int, own_pids: set[int]) -> ProcessId:
+    """Raises: RefusedCall if the process is none that may be registered."""
+    found = proc.facts(pid)
+    owner = proc.owner(pid)
+    if found is None or owner is None or found.has_ended:
+        raise RefusedCall(Refusal(RefusalKind.BAD_PROCESS, f"pids: no process {pid} lives on this node"))
+    uid, leader = owner
+    if leader != pid:
+        raise RefusedCall(Refusal(RefusalKind.BAD_PROCESS, f"pids: {pid} is a thread; name its process, {leader}"))
+    if pid == os.getpid() or pid in own_pids:
+        raise RefusedCall(Refusal(RefusalKind.BAD_PROCESS, f"pids: process {pid} is the agent's own"))
+    if os.geteuid() not in (0, uid):
+        text = f"pids: process {pid} belongs to user {uid}, the agent runs as {os.geteuid()}; run both as the same user"
+        raise RefusedCall(Refusal(RefusalKind.WRONG_USER, text))
+    return found.id

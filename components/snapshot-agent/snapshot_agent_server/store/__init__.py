@@ -1,0 +1,1 @@
+"""What must survive the agent: fences, registrations, operations. SQLite."""

@@ -1,0 +1,156 @@
+"""Our own types to rows and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, assert_never
+
+from snapshot_agent_server.core.contexts import ProcessRecord
+from snapshot_agent_server.core.effects import (
+    ForgetOperation,
+    ForgetProcess,
+    Record,
+    RecordAdmission,
+    RecordEpoch,
+    RecordFence,
+    RecordOperation,
+    RecordProcess,
+)
+from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.memory import Memory
+from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status, Work
+from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.store.sqlite import Statement, Store
+
+
+def to_statement(record: Record) -> Statement:
+    match record:
+        case RecordFence(group, token):
+            return "insert or replace into fences values (?, ?)", (group, token)
+        case RecordEpoch(epoch):
+            return "insert or replace into facts values ('epoch', ?)", (str(epoch),)
+        case RecordAdmission(group, job):
+            return "insert or replace into admissions values (?, ?)", (group, job)
+        case RecordProcess(process, key, usage, saved):
+            values = (process.pid, process.start_time, key.job, key.group, json.dumps(usage), json.dumps(saved))
+            return "insert or replace into processes values (?, ?, ?, ?, ?, ?)", values
+        case ForgetProcess(process):
+            return "delete from processes where pid = ? and start_time = ?", (process.pid, process.start_time)
+        case RecordOperation(operation):
+            sql = (
+                "insert into operations values (?, (select coalesce(max(sequence), 0) + 1 from operations), ?)"
+                " on conflict (id) do update set record = excluded.record"
+            )
+            return sql, (operation.id, json.dumps(operation_to_dict(operation)))
+        case ForgetOperation(operation_id):
+            return "delete from operations where id = ?", (operation_id,)
+        case _:
+            assert_never(record)
+
+
+def read_memory(store: Store, boot_id: str) -> Memory:
+    """What is on record. Processes and unfinished operations of an earlier boot are left out: none of them lives."""
+    facts = {str(name): str(value) for name, value in store.read("select name, value from facts")}
+    is_same_boot = facts.get("boot_id", boot_id) == boot_id
+    processes = []
+    if is_same_boot:
+        rows = store.read("select pid, start_time, job, group_id, usage, saved from processes order by rowid")
+        for pid, start_time, job, group, usage, saved in rows:
+            record = ProcessRecord(ProcessId(int(str(pid)), int(str(start_time))))
+            record.usage = {AcceleratorId(a): int(size) for a, size in json.loads(str(usage)).items()}
+            record.saved = {AcceleratorId(a): int(size) for a, size in json.loads(str(saved)).items()}
+            record.seen_on = frozenset(record.usage)
+            processes.append((ContextKey(JobId(str(job)), GroupId(str(group))), record))
+    operations = [
+        operation_from_dict(json.loads(str(record)))
+        for (record,) in store.read("select record from operations order by sequence")
+    ]
+    return Memory(
+        epoch=int(facts.get("epoch", "0")),
+        tokens={GroupId(str(g)): int(str(t)) for g, t in store.read("select group_id, token from fences")},
+        admitted={
+            GroupId(str(group)): None if job is None else JobId(str(job))
+            for group, job in store.read("select group_id, job from admissions")
+        },
+        processes=processes,
+        operations=[op if is_same_boot or op.is_ended else _cut_off(op) for op in operations],
+    )
+
+
+def boot_statements(boot_id: str) -> list[Statement]:
+    return [("insert or replace into facts values ('boot_id', ?)", (boot_id,))]
+
+
+def operation_to_dict(operation: Operation) -> dict[str, Any]:
+    result = operation.result
+    return {
+        "id": operation.id,
+        "kind": operation.kind,
+        "keys": [[key.job, key.group] for key in operation.keys],
+        "accepted_at": operation.accepted_at,
+        "deadline": operation.deadline,
+        "token": operation.token,
+        "epoch": operation.epoch,
+        "left_locked": operation.is_left_locked,
+        "after": operation.after,
+        "phase": operation.phase,
+        "work": [[process.pid, process.start_time, work.before] for process, work in operation.work.items()],
+        "error": operation.error,
+        "is_timeout": operation.is_timeout,
+        "admitted_before": operation.admitted_before,
+        "started_at": operation.started_at,
+        "ended_at": operation.ended_at,
+        "result": None
+        if result is None
+        else {
+            "status": result.status,
+            "device_bytes": result.device_bytes,
+            "elapsed_ms": result.elapsed_ms,
+            "error": result.error,
+            "rolled_back": result.is_rolled_back,
+            "indeterminate": result.is_indeterminate,
+            "gone": result.is_gone,
+            "step_us": dict(result.step_us),
+        },
+    }
+
+
+def operation_from_dict(data: dict[str, Any]) -> Operation:
+    result = data["result"]
+    return Operation(
+        id=OperationId(data["id"]),
+        kind=Kind(data["kind"]),
+        keys=tuple(ContextKey(JobId(job), GroupId(group)) for job, group in data["keys"]),
+        accepted_at=data["accepted_at"],
+        deadline=data["deadline"],
+        token=data["token"],
+        epoch=data["epoch"],
+        is_left_locked=data["left_locked"],
+        after=None if data["after"] is None else OperationId(data["after"]),
+        phase=Phase(data["phase"]),
+        work={ProcessId(pid, start): Work(DriverState(before)) for pid, start, before in data["work"]},
+        error=data["error"],
+        is_timeout=data["is_timeout"],
+        admitted_before=data["admitted_before"],
+        started_at=data["started_at"],
+        ended_at=data["ended_at"],
+        result=None
+        if result is None
+        else Result(
+            status=Status(result["status"]),
+            device_bytes=result["device_bytes"],
+            elapsed_ms=result["elapsed_ms"],
+            error=result["error"],
+            is_rolled_back=result["rolled_back"],
+            is_indeterminate=result["indeterminate"],
+            is_gone=result["gone"],
+            step_us=result["step_us"],
+        ),
+    )
+
+
+def _cut_off(operation: Operation) -> Operation:
+    operation.phase = Phase.ENDED
+    operation.ended_at = 0.0
+    operation.result = Result(Status.FAILED, error="gone: the machine was restarted", is_gone=True)
+    return operation
