@@ -76,7 +76,8 @@ class Arena:
         self._sealed = {name: zlib.crc32(self[name].data) for name in self._fields}
 
     def changes(self) -> list[str]:
-        """The arrays that differ from what was sealed; the filler must be as it was made."""
+        """The arrays that differ from what was sealed, and the filler if it does. A changed filler is named once."""
         changed = [name for name, checksum in self._sealed.items() if zlib.crc32(self[name].data) != checksum]
         filler = self._memory.read(self._address + self._filler_offset, self.size_bytes - self._filler_offset)
-        return changed + [FILLER] * (zlib.crc32(filler.data) != self._filler_checksum)
+        checksum, self._filler_checksum = self._filler_checksum, zlib.crc32(filler.data)
+        return changed + [FILLER] * (checksum != self._filler_checksum)

@@ -47,7 +47,7 @@ FULL = Size(steps=5, speed_per_job=80, device_bytes=24 * MIB, sample_period_s=0.
 QUICK = Size(steps=3, speed_per_job=250, device_bytes=8 * MIB, sample_period_s=0.02)
 
 DEVICE_SHARE = 0.55
-CORRUPTION = ("corrupt", "op=restore", "count=1")
+CORRUPTION = ("corrupt", "times=1")
 """What --inject-corruption tells the mock: one random byte of the next restore is changed."""
 
 

@@ -50,10 +50,9 @@ class MockGpus:
         self._libraries = libraries
         self.environment = {"TIMESLICE_GPU_MOCK_DIR": str(folder), "LD_LIBRARY_PATH": _loader_path(libraries)}
         self._command("create", "--devices", f"{len(swaps)}x{memory_bytes}")
-        self.inject("set", f"util_window={round(utilization_window_s * 1000)}ms")
+        self.inject("set", f"util-window-ms={round(utilization_window_s * 1000)}")
         for device, swap in enumerate(swaps):
-            self.inject("set", f"device={device}", f"checkpoint_min={round(swap.save_s * 1e6)}us")
-            self.inject("set", f"device={device}", f"restore_min={round(swap.restore_s * 1e6)}us")
+            self.inject("slow", f"device={device}", f"checkpoint={swap.save_s:.6f}", f"restore={swap.restore_s:.6f}")
 
     def inject(self, *words: str) -> None:
         """Change a setting or add a fault, in the words of `gpu-mock inject`."""

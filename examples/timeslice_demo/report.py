@@ -126,8 +126,8 @@ def _timelines(outcome: Outcome) -> str:
     longest_s = max(outcome.solo.wall_s, outcome.timesliced.wall_s)
     return (
         "<h2>Who had which GPU when</h2>"
-        "<p>A step of a job is generate, train, and a short weight sync (dark) that needs both GPUs. Each GPU has room for"
-        " one job's memory only: when another job's turn comes, the memory of the one that leaves is saved to"
+        "<p>A step of a job is generate, train, and a short weight sync (dark) that needs both GPUs. Each GPU has room"
+        " for one job's memory only: when another job's turn comes, the memory of the one that leaves is saved to"
         " the host, then that of the one that comes is brought back. Point at a bar to see what it is.</p>"
         + legend(list(outcome.solo.histories))
         + "<h3>One job after the other: half of each GPU's time is lost</h3>"

@@ -100,10 +100,11 @@ class Sampler:
     def take_weights(self, weights: Floats, busy_s: float) -> PhaseResult:
         """The sampler's half of a weight sync."""
         device, arena = self._begin(busy_s)
+        changed = arena.changes()
         arena["weights"] = weights
         arena.seal()
         device.wait()
-        return PhaseResult([])
+        return PhaseResult(changed)
 
     def _begin(self, busy_s: float) -> tuple[Accelerator, Arena]:
         grpo = self._config.grpo
@@ -149,7 +150,10 @@ class Trainer:
         return PhaseResult(changed)
 
     def start_giving_weights(self, busy_s: float) -> PhaseResult:
-        """The trainer's half of a weight sync, begun: the weights are read, and the device goes on until `finish`."""
+        """The trainer's half of a weight sync, begun: the weights are read, and the device goes on until `finish`.
+
+        The pool is kept since training, so there was no save and no restore whose traces could be looked for.
+        """
         _, arena = self._begin(busy_s)
         return PhaseResult([], weights=arena["weights"])
 
