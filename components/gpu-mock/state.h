@@ -44,7 +44,7 @@ struct gm_extent {
     uint64_t pointer;  // the CUdeviceptr that this piece belongs to
 };
 
-// One request to the helper in the target. The word tells phase, caller's slot and a nonce; see mailbox.h.
+// One request to a helper thread in the target. The word tells phase, caller's slot and a nonce; see mailbox.h.
 struct gm_mailbox {
     _Atomic uint32_t word;  // futex
     uint32_t op;            // enum gm_op
@@ -68,6 +68,7 @@ struct gm_process {
     _Atomic uint32_t state;          // enum gm_process_state
     _Atomic uint32_t restore_tid;    // helper thread, in the process's own namespace
     _Atomic uint32_t contexts;       // bit N: it has a context on device N (shown by NVML)
+    _Atomic uint32_t saved_contexts; // the same while it is CHECKPOINTED, when `contexts` is 0
     _Atomic uint32_t unsaveable;     // it used IPC, exports or managed memory: Checkpoint is NOT_SUPPORTED
     _Atomic uint64_t used_bytes[GM_MAX_DEVICES];   // on the device now; written by its owner only
     _Atomic uint64_t saved_bytes[GM_MAX_DEVICES];  // in its own host memory while CHECKPOINTED
@@ -86,6 +87,7 @@ struct gm_device {
     uint64_t memory_bytes;
     _Atomic uint32_t lost;           // CUresult of every call that touches it, 0: fine
     _Atomic uint32_t owner;          // futex: 1 + slot of the process whose kernel runs now, 0: idle
+    _Atomic uint32_t waiter;         // 1 + slot of a process that waits for its turn
     _Atomic uint64_t running_since_ns;
     _Atomic uint64_t busy[GM_UTIL_BUCKETS];  // (bucket number << 32) | busy microseconds
     // What a save and a restore take; 0: as fast as it goes. Settable at any time.
@@ -118,6 +120,7 @@ struct gm_fault {
     uint32_t nth;                    // 0: any; else only the n-th different process that meets this fault
     uint32_t side, when;
     uint32_t sibling_locked;         // only while another process is LOCKED or CHECKPOINTED
+    uint32_t leaves_failed;          // the process is FAILED afterwards
     uint32_t probability_ppm;        // 1000000: always
     uint64_t seed;
     uint64_t duration_us;
@@ -137,10 +140,8 @@ struct gm_shared {
     _Atomic uint32_t util_window_ms; // NVML utilisation looks back so far
     _Atomic uint32_t next_fault_id;
     _Atomic uint32_t faults_changed; // futex: raised with every change of a fault, wakes what hangs
-    _Atomic uint32_t launches;       // futex: raised by each launch of a kernel that has a peer
     struct gm_device devices[GM_MAX_DEVICES];
     struct gm_fault faults[GM_MAX_FAULTS];
-    _Atomic uint64_t meetings[64];   // see meeting.h: kernels that spin until their peer launches
     struct gm_process processes[GM_MAX_PROCESSES];
 };
 
@@ -181,6 +182,10 @@ void gm_unlock(struct gm *gm);
 void gm_reap(struct gm *gm);
 // Takes a slot for this process (locks its byte for the rest of its life). -1: all are taken. Not under the lock.
 int gm_join(struct gm *gm);
+
+// Lets a kernel of this process run on the device: waits until no other kernel does. One at a time, in the order of luck.
+void gm_device_acquire(struct gm *gm, unsigned slot, unsigned device);
+void gm_device_release(struct gm *gm, unsigned slot, unsigned device);
 
 // Under the lock: takes `size` bytes (a multiple of GM_PAGE) of the device for the slot, in as few extents as possible.
 // False: no room (nothing is taken).
