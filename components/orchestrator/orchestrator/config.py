@@ -20,13 +20,9 @@ class OrchestratorConfig:
     """
 
     session_ttl_s: float = 30.0
-    """Silence after which a client's leases end: longer than a long GC pause, shorter than a user's patience."""
+    """Silence after which a client's leases end: longer than a long GC pause, shorter than a user's patience.
 
-    min_session_ttl_s: float = 1.0
-    """The shortest time to live that a client may ask for: three renewals of 0.3 s still fit."""
-
-    max_session_ttl_s: float = 3600.0
-    """The longest time to live that a client may ask for: a dead client blocks its group no longer."""
+    What a client asks for is cut to this."""
 
     start_grace_s: float = 600.0
     """How long a holder without a session may take to start its first process, once its connection is closed."""
@@ -46,8 +42,26 @@ class OrchestratorConfig:
     reattach_s: float = 2.0
     """After a start, how long groups wait for recorded waiters to come back before they grant in the old order."""
 
-    request_memory_s: float = 3600.0
+    detached_grace_s: float = 10.0
+    """How long a waiter without a session keeps its place with no call attached."""
+
+    outcome_kept_s: float = 3600.0
     """How long the outcome of a request id is kept, so that a late retry gets ABORTED and not a second lease."""
+
+    restore_margin_bytes: int = 512 << 20
+    """Room that must stay free on each accelerator beside what is restored; set it lower for small (mock) devices."""
+
+    max_tries: int = 3
+    """Attempts to save a context before it counts as unsaveable."""
+
+    backoff_s: float = 0.25
+    """Pause before the second attempt; it doubles with each further one."""
+
+    blocked_retry_s: float = 15.0
+    """How often a Blocked group looks again, besides whenever something changes."""
+
+    answer_margin_s: float = 10.0
+    """Added to a deadline that the agent keeps by itself, before the agent counts as not answering."""
 
     poll_first_s: float = 0.02
     """First pause between two questions to an agent without Watch: a quick operation costs little more than itself."""
@@ -72,10 +86,6 @@ class OrchestratorConfig:
             value = getattr(self, field.name)
             if not value > 0:
                 raise BadConfig(f"{field.name} is {value}; set {env_name(field.name)} to a number above 0")
-        if not self.min_session_ttl_s <= self.session_ttl_s <= self.max_session_ttl_s:
-            raise BadConfig(
-                f"session_ttl_s is {self.session_ttl_s}, not between {self.min_session_ttl_s}"
-                f" and {self.max_session_ttl_s}; change {env_name('session_ttl_s')}")
         if self.poll_first_s > self.poll_last_s:
             raise BadConfig(f"poll_first_s is above poll_last_s; lower {env_name('poll_first_s')}")
 

@@ -1,0 +1,143 @@
+"""Command line of the orchestrator: flags in, exit status out."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NoReturn
+
+from orchestrator import logs
+from orchestrator.addresses import CannotListen, address_problem, leaves_machine
+from orchestrator.config import BadConfig, OrchestratorConfig, default_listen, default_state_dir, env_name
+from orchestrator.infra.interface import AgentSpec
+from orchestrator.infra.static import BadAgentFlag, StaticInfra, parse_agents
+from orchestrator.logs import say
+from orchestrator.serve import Served, serve
+from orchestrator.store.interface import Deposed, StoreRefused
+
+EXIT_BAD_INPUT = 2
+EXIT_FAILED = 1
+
+
+class BadUsage(Exception):
+    """The flags cannot be meant as they stand."""
+
+
+class Parser(argparse.ArgumentParser):
+    """One line for a wrong flag, not a page."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(f"{message}; see --help")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What the command line and the environment say."""
+
+    listen: tuple[str, ...]
+    agents: tuple[AgentSpec, ...]
+    state_dir: Path
+    log_level: str
+    config: OrchestratorConfig
+
+
+def parse(flags: Sequence[str], env: Mapping[str, str]) -> Arguments:
+    """All that was said; BadUsage, BadAgentFlag or BadConfig if it cannot be meant."""
+    given = _parser().parse_args(flags)
+    listen = tuple(given.listen or [default_listen(env)])
+    for address in listen:
+        problem = address_problem(address)
+        if problem is not None:
+            raise BadUsage(f"--listen: {problem}")
+        if leaves_machine(address) and not given.insecure_listen:
+            raise BadUsage(
+                f"--listen {address!r} can be reached from other machines, and nothing checks who calls; listen on"
+                " 127.0.0.1 or a unix socket, or say --insecure-listen")
+    if len(set(listen)) < len(listen):
+        raise BadUsage("--listen: the same address is given twice")
+    chosen = {field.name: getattr(given, field.name) for field in fields(OrchestratorConfig)}
+    return Arguments(
+        listen=listen,
+        agents=tuple(parse_agents(given.agent)),
+        state_dir=given.state_dir or default_state_dir(env),
+        log_level=given.log_level,
+        config=OrchestratorConfig.from_settings(env, chosen),
+    )
+
+
+def main(flags: Sequence[str] | None = None) -> int:
+    """Run an orchestrator until SIGTERM or SIGINT; the exit status."""
+    os.umask(0o077)
+    try:
+        arguments = parse(sys.argv[1:] if flags is None else flags, os.environ)
+        logs.set_up(arguments.log_level)
+        status = asyncio.run(_run(arguments))
+    except (BadUsage, BadAgentFlag, BadConfig, CannotListen, StoreRefused) as error:
+        print(f"orchestrator: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except Deposed as error:
+        print(f"orchestrator: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    _remove_sockets(arguments.listen)
+    return status
+
+
+def _remove_sockets(listen: Sequence[str]) -> None:
+    """gRPC leaves them behind."""
+    for address in listen:
+        if address.startswith("unix:"):
+            with suppress(OSError):
+                Path(address.removeprefix("unix:")).unlink()
+
+
+async def _run(arguments: Arguments) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def ready(served: Served) -> None:
+        say("orchestrator ready", listen=served.addresses, epoch=served.epoch, groups=served.groups,
+            start_ms=round((time.monotonic() - started) * 1000))
+
+    started = time.monotonic()
+    failure = await serve(
+        arguments.config, StaticInfra(arguments.agents), arguments.listen, arguments.state_dir, stop, ready)
+    if failure is not None:
+        say(f"orchestrator stops: {failure}", level=logging.ERROR)
+        return EXIT_FAILED
+    say("orchestrator stopped")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="orchestrator", allow_abbrev=False,
+        description="Lets jobs take turns on groups of accelerators. Runs until SIGTERM.",
+        epilog="Every setting can also be given by an environment variable: TIMESLICE_ORCH_ and its name in capitals.")
+    parser.add_argument(
+        "--listen", action="append", metavar="ADDR",
+        help="unix:PATH or HOST:PORT; may be given several times (default: a socket in the runtime folder)")
+    parser.add_argument(
+        "--insecure-listen", action="store_true",
+        help="allow --listen addresses that other machines can reach; nobody's identity is checked there")
+    parser.add_argument(
+        "--agent", action="append", default=[], metavar="NODE=ADDR,group=G[:ACC+ACC...],...",
+        help="a node's snapshot agent and the groups it serves; may be given several times")
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="DIR",
+        help="where the store is kept (default: $TIMESLICE_STATE_DIR, else timeslice in the XDG state folder)")
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="info", help="default: info")
+    settings = parser.add_argument_group("settings")
+    for field in fields(OrchestratorConfig):
+        settings.add_argument(
+            "--" + field.name.replace("_", "-"), dest=field.name, metavar="N",
+            help=f"default: {field.default}; ${env_name(field.name)}")
+    return parser

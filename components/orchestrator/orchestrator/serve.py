@@ -1,0 +1,161 @@
+"""One orchestrator from start to end: take the store, lead, serve, and stop without leaving a switch half done."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from orchestrator.agents.link import HigherEpoch
+from orchestrator.agents.pool import AgentPool, highest_epoch
+from orchestrator.agents.target import AgentTarget, LinkSettings
+from orchestrator.api.listener import Listener
+from orchestrator.api.server import Core, OrchestratorService
+from orchestrator.api.wire import Clock
+from orchestrator.config import OrchestratorConfig
+from orchestrator.core.events import GroupConfigured, Started
+from orchestrator.core.orchestrator import Orchestrator
+from orchestrator.core.types import AcceleratorId, CoreSettings, Epoch, GroupConfig, GroupId, NodeId
+from orchestrator.infra.interface import Infra, Topology
+from orchestrator.logs import say
+from orchestrator.shell import Shell, SteppedDown
+from orchestrator.store.interface import Deposed, Store
+from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.writer import StoreWriter
+
+EPOCH_QUESTION_S = 0.5
+"""How long agents may take to say which leader they follow, before the orchestrator answers its first client."""
+
+LAST_ANSWERS_S = 0.5
+"""After the end, how long the last answers may take to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is up."""
+
+    addresses: list[str]
+    epoch: Epoch
+    groups: int
+
+
+async def serve(
+    config: OrchestratorConfig,
+    infra: Infra,
+    listen: Sequence[str],
+    state_dir: Path,
+    stop: asyncio.Event,
+    ready: Callable[[Served], None],
+) -> str | None:
+    """Run until `stop` is set (then None), or until this orchestrator must not lead any more (then why).
+
+    StoreRefused, CannotListen: it could not start, and changed nothing but the store's epoch.
+    """
+    store = await SqliteStore.open(state_dir)
+    try:
+        return await _lead(config, infra, listen, store, stop, ready)
+    finally:
+        await store.close()
+
+
+async def _lead(
+    config: OrchestratorConfig, infra: Infra, listen: Sequence[str], store: Store, stop: asyncio.Event,
+    ready: Callable[[Served], None],
+) -> str | None:
+    topologies = infra.topologies()
+    topology = await anext(topologies)
+    targets = _targets(topology)
+    loaded = await store.load()
+    seen = await highest_epoch(targets, EPOCH_QUESTION_S)
+    if seen > store.epoch:
+        say(f"agents have seen epoch {seen}, the store only {store.epoch}: it was lost, and is taken up above",
+            level=logging.WARNING, epoch=seen)
+        await store.raise_epoch(seen)
+
+    clock = Clock(time.monotonic, time.time)
+    core = Orchestrator(_core_settings(config))
+    shell = Shell(core, clock)
+    service = OrchestratorService(
+        Core(post=shell.post, group_ids=core.group_ids, view=lambda group: core.view(group, clock.now())),
+        clock, store.epoch, log_size=config.event_log_size, watch_limit=config.watch_queue_size)
+    listener = Listener(service, listen, config.max_message_bytes)
+    writer = StoreWriter(store, shell.post)
+    link_settings = LinkSettings(
+        call_timeout_s=config.call_timeout_s, poll_first_s=config.poll_first_s, poll_last_s=config.poll_last_s)
+    agents = AgentPool(store.epoch, link_settings, shell.post, shell.spawn)
+    shell.connect(writer, agents, service)
+
+    async def follow_topology() -> NoReturn:
+        async for changed in topologies:
+            agents.set_targets(_targets(changed))
+            for group in _groups(changed):
+                shell.post(GroupConfigured(group))
+        raise RuntimeError("the infrastructure ended its topologies")
+
+    writing = shell.spawn(writer.run(), "store writer")
+    shell.post(Started(store.epoch, _groups(topology), loaded.records, loaded.ended, loaded.waiters))
+    agents.set_targets(targets)
+    shell.spawn(follow_topology(), "topology")
+    await listener.start()
+    ready(Served(listener.addresses, store.epoch, len(core.group_ids())))
+    failing = asyncio.create_task(shell.failure(), name="failure")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait([failing, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await listener.say_not_serving()
+        if not failing.done():
+            service.refuse_new()
+            if not await shell.settle(config.stop_grace_s):
+                say("a switch did not end in time; the next start takes it up", level=logging.WARNING,
+                    groups=list(core.unsettled()))
+            await asyncio.wait([failing, asyncio.create_task(writer.drained())], return_when=asyncio.FIRST_COMPLETED)
+        service.end_all()
+        await listener.stop(LAST_ANSWERS_S)
+        return failing.result() if failing.done() else None
+    except (SteppedDown, HigherEpoch, Deposed) as error:
+        return str(error)
+    finally:
+        for task in (failing, stopping, writing):
+            task.cancel()
+        await shell.close()
+
+
+def _targets(topology: Topology) -> list[AgentTarget]:
+    return [
+        AgentTarget(
+            NodeId(agent.node), agent.address, tuple((GroupId(g.group), g.accelerators) for g in agent.groups))
+        for agent in topology.agents]
+
+
+def _groups(topology: Topology) -> tuple[GroupConfig, ...]:
+    nodes: dict[GroupId, list[NodeId]] = defaultdict(list)
+    accelerators: dict[GroupId, list[tuple[NodeId, AcceleratorId]]] = defaultdict(list)
+    for agent in topology.agents:
+        for group in agent.groups:
+            nodes[GroupId(group.group)].append(NodeId(agent.node))
+            accelerators[GroupId(group.group)] += [
+                (NodeId(agent.node), AcceleratorId(one)) for one in group.accelerators]
+    return tuple(
+        GroupConfig(group=group, nodes=tuple(named), accelerators=tuple(accelerators[group]))
+        for group, named in nodes.items())
+
+
+def _core_settings(config: OrchestratorConfig) -> CoreSettings:
+    return CoreSettings(
+        session_ttl_s=config.session_ttl_s,
+        start_grace_s=config.start_grace_s,
+        reattach_s=config.reattach_s,
+        detached_grace_s=config.detached_grace_s,
+        lock_timeout_s=config.lock_timeout_s,
+        operation_timeout_s=config.operation_timeout_s,
+        answer_margin_s=config.answer_margin_s,
+        unreachable_after_s=config.unreachable_after_s,
+        outcome_kept_s=config.outcome_kept_s,
+        restore_margin_bytes=config.restore_margin_bytes,
+        max_tries=config.max_tries,
+        backoff_s=config.backoff_s,
+        blocked_retry_s=config.blocked_retry_s,
+    )
