@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.types import (
+    NO_TOKEN,
     AcceleratorView,
     AgentErrorKind,
     CallId,
@@ -99,7 +100,7 @@ class YieldRequested:
     call: CallId
     group: GroupId
     job: JobId
-    token: Token = Token(0)
+    token: Token = NO_TOKEN
     session: SessionId | None = None
     expected_idle_s: float = 0.0
     final: bool = False

@@ -18,6 +18,7 @@ RequestId = NewType("RequestId", str)
 OperationId = NewType("OperationId", str)
 Token = NewType("Token", int)
 """Fencing token of a grant; rises within a group for ever. 0 names none."""
+NO_TOKEN = Token(0)
 Epoch = NewType("Epoch", int)
 """Number of the leader; rises with every start of an orchestrator."""
 CallId = NewType("CallId", int)
@@ -227,7 +228,7 @@ class GroupRecord:
     group: GroupId
     version: RecordId
     """Rises by one with every write; a store that holds a higher one has another leader's record."""
-    last_token: Token = Token(0)
+    last_token: Token = NO_TOKEN
     """The highest token ever given out; never lower than `lease.token` and `intent.token`."""
     lease: LeaseRecord | None = None
     intent: IntentRecord | None = None

@@ -1,0 +1,27 @@
+"""Names for operations and jitter for pauses, without randomness: the same start gives the same run again."""
+
+from __future__ import annotations
+
+import hashlib
+
+from orchestrator.core.types import Epoch, OperationId
+
+
+class Identifiers:
+    """Counts within one leader's epoch, which is durable and never comes back, so no id is ever used twice."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self._operations = 0
+        self._jitters = 0
+
+    def operation(self, kind: str) -> OperationId:
+        """Return an operation id that no orchestrator of this store has used."""
+        self._operations += 1
+        return OperationId(f"{kind}-{self._epoch}-{self._operations}")
+
+    def jitter(self) -> float:
+        """Return the next of a fixed series of numbers spread evenly over [0.5, 1.5)."""
+        self._jitters += 1
+        digest = hashlib.blake2b(f"{self._epoch}/{self._jitters}".encode(), digest_size=4).digest()
+        return 0.5 + int.from_bytes(digest, "big") / 2**32

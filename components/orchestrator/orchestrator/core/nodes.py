@@ -1,0 +1,122 @@
+"""What the agents say: every node's contexts and accelerators, as far as they are known now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.core.events import NodeObserved
+from orchestrator.core.types import (
+    AcceleratorId,
+    AcceleratorView,
+    ContextState,
+    ContextView,
+    Fence,
+    GroupId,
+    JobId,
+    NodeId,
+)
+
+UNEXPLAINED = "was saved; its agent now shows it without a context though none of its processes has ended"
+
+
+class Node:
+    """One node. While it is not connected, what is kept of it is what was last seen, and nothing is decided by it."""
+
+    def __init__(self, node: NodeId, now: float) -> None:
+        self.id = node
+        self.is_connected = False
+        self.was_observed = False
+        self.since_s = now
+        """Since when it is connected, or not."""
+        self.disconnect_reason = "its agent has not answered yet"
+        self.incarnation = ""
+        self.accelerators: dict[AcceleratorId, AcceleratorView] = {}
+        self.fences: dict[GroupId, Fence] = {}
+        self._by_group: dict[GroupId, dict[JobId, ContextView]] = {}
+        self._by_job: dict[JobId, dict[GroupId, ContextView]] = {}
+
+    def contexts(self, group: GroupId) -> dict[JobId, ContextView]:
+        """Return the contexts of a group by job; not to be changed."""
+        return self._by_group.get(group, {})
+
+    def context(self, group: GroupId, job: JobId) -> ContextView | None:
+        """Return one context; None: absent."""
+        return self._by_group.get(group, {}).get(job)
+
+    def has_process(self, job: JobId, pid: int) -> bool:
+        """Tell whether the agent attests a process of a job now."""
+        return self.is_connected and any(pid in context.pids for context in self._by_job.get(job, {}).values())
+
+    def accelerators_of(self, group: GroupId) -> list[AcceleratorView]:
+        """Return the accelerators that belong to a group on this node."""
+        return [view for view in self.accelerators.values() if group in view.groups]
+
+    def observe(self, event: NodeObserved, now: float) -> set[GroupId]:
+        """Take over a node's whole state; return the groups of which something is, or was, known here."""
+        touched = set(self._by_group)
+        before = {(view.group, view.job): view for contexts in self._by_group.values() for view in contexts.values()}
+        self.is_connected = True
+        self.was_observed = True
+        self.since_s = now
+        self.incarnation = event.incarnation
+        self.accelerators = {view.accelerator: view for view in event.accelerators}
+        self.fences = {fence.group: fence for fence in event.fences}
+        self._by_group = {}
+        self._by_job = {}
+        for view in event.contexts:
+            self._store(_explained(before.get((view.group, view.job)), view))
+        touched.update(self._by_group)
+        for accelerator in event.accelerators:
+            touched.update(accelerator.groups)
+        return touched
+
+    def disconnect(self, reason: str, now: float) -> None:
+        """Note that the agent cannot be heard."""
+        if self.is_connected:
+            self.is_connected = False
+            self.since_s = now
+        self.disconnect_reason = reason or "its agent does not answer"
+
+    def change(self, view: ContextView) -> None:
+        """Take over what the agent says of one context."""
+        self._store(_explained(self.context(view.group, view.job), view))
+
+    def conclude(self, view: ContextView) -> None:
+        """Take over what the end of an operation says of a context."""
+        self._store(view)
+
+    def forget(self, group: GroupId, job: JobId) -> None:
+        """Note that a context is absent."""
+        if self._by_group.get(group, {}).pop(job, None) is None:
+            return
+        if not self._by_group[group]:
+            del self._by_group[group]
+        del self._by_job[job][group]
+        if not self._by_job[job]:
+            del self._by_job[job]
+
+    def explain(self, group: GroupId, job: JobId) -> None:
+        """Believe the agent that a context is not there, on an operator's word."""
+        view = self.context(group, job)
+        if view is not None and view.reason == UNEXPLAINED:
+            self._store(replace(view, state=ContextState.IDLE, reason=""))
+
+    def _store(self, view: ContextView) -> None:
+        self._by_group.setdefault(view.group, {})[view.job] = view
+        self._by_job.setdefault(view.job, {})[view.group] = view
+
+
+def is_unexplained(view: ContextView) -> bool:
+    """Tell whether a context was saved and is now shown as if it had never been (an agent without memory)."""
+    return view.reason == UNEXPLAINED
+
+
+def _explained(before: ContextView | None, after: ContextView) -> ContextView:
+    """A saved context does not become idle unless its processes ended: keep it as unknown until they have."""
+    if before is None or after.state is not ContextState.IDLE:
+        return after
+    was_saved = before.state is ContextState.SAVED or is_unexplained(before)
+    same_processes = before.pids == after.pids or bool(before.pids & after.pids)
+    if was_saved and same_processes:
+        return replace(after, state=ContextState.TRANSITIONING, reason=UNEXPLAINED)
+    return after

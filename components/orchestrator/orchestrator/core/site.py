@@ -1,0 +1,160 @@
+"""Where one group's switches happen: its nodes, the calls under way there, and what is known of its jobs' troubles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from orchestrator.core.effects import Effect, Publish
+from orchestrator.core.identifiers import Identifiers
+from orchestrator.core.nodes import Node
+from orchestrator.core.operations import Operations
+from orchestrator.core.room import shortage
+from orchestrator.core.timers import Timer, Timers
+from orchestrator.core.types import (
+    ContextState,
+    ContextView,
+    CoreSettings,
+    GroupConfig,
+    GroupId,
+    JobId,
+    NodeId,
+    Token,
+)
+
+
+@dataclass(slots=True)
+class Trouble:
+    """A job whose context could not be taken off the device."""
+
+    tries: int = 0
+    reason: str = ""
+    is_repairing: bool = False
+    """It must be whole on the device again before anything else happens."""
+    repair_tries: int = 0
+    cannot_lock: bool = False
+
+
+@dataclass(slots=True)
+class Site:
+    """Shared by a group and its switch; holds no decision of its own."""
+
+    config: GroupConfig
+    settings: CoreSettings
+    ids: Identifiers
+    timers: Timers
+    out: list[Effect]
+    nodes: list[Node]
+    operations: Operations
+    token: Token
+    """The highest durable or intended token: it goes with every call to an agent."""
+    resident: JobId | None = None
+    """The last holder: the only job without the lease that may be on the device unlocked."""
+    troubles: dict[JobId, Trouble] = field(default_factory=dict)
+    faults: dict[JobId, str] = field(default_factory=dict)
+    new_faults: list[JobId] = field(default_factory=list)
+    blocked_since: dict[JobId, float] = field(default_factory=dict)
+    pauses: dict[tuple[NodeId, JobId], float] = field(default_factory=dict)
+
+    @property
+    def group(self) -> GroupId:
+        """The group's id."""
+        return self.config.group
+
+    @property
+    def is_known(self) -> bool:
+        """Every node of the group is connected, so that what is kept of it is what is there."""
+        return all(node.is_connected for node in self.nodes)
+
+    def contexts_of(self, job: JobId) -> Iterator[tuple[Node, ContextView]]:
+        """Yield a job's contexts with their nodes, as last seen."""
+        for node in self.nodes:
+            context = node.context(self.group, job)
+            if context is not None:
+                yield node, context
+
+    def has(self, job: JobId, *states: ContextState) -> bool:
+        """Tell whether a context of the job is in one of these states on some node."""
+        return any(context.state in states for _, context in self.contexts_of(job))
+
+    def jobs(self) -> set[JobId]:
+        """Return the jobs that have a context on any node."""
+        return {job for node in self.nodes for job in node.contexts(self.group)}
+
+    def is_torn(self, job: JobId) -> bool:
+        """Tell whether a job is saved on some nodes and on the device, or about to be, on others."""
+        return self.has(job, ContextState.SAVED) and self.has(job, ContextState.RUNNING, ContextState.TRANSITIONING)
+
+    def staying_on(self, node: Node, target: JobId | None, *, is_crowded: bool = False) -> set[JobId]:
+        """Return the jobs whose locked contexts need not go: `target` is in place already, or fits beside them.
+
+        The last holder always goes, since it is not known how much the next one will take; so do others when nothing of
+        the target is there yet.
+        """
+        contexts = node.contexts(self.group)
+        locked = {
+            job
+            for job, context in contexts.items()
+            if context.state is ContextState.RUNNING and context.locked and job not in (target, self.resident)
+        }
+        if target is None or not locked:
+            return set()
+        own = contexts.get(target)
+        if own is None or own.state is ContextState.IDLE:
+            return set()
+        if own.state is ContextState.SAVED and (is_crowded or self.shortage(node, target, locked)):
+            return set()
+        return locked
+
+    def shortage(self, node: Node, target: JobId, staying: set[JobId]) -> int:
+        """Return by how many bytes `target` does not fit on a node beside `staying`."""
+        return shortage(node, self.group, target, staying, self.settings.restore_margin_bytes)
+
+    def fault(self, job: JobId, reason: str) -> None:
+        """Note that a job cannot be served until somebody acts."""
+        if job not in self.faults:
+            self.faults[job] = reason
+            self.new_faults.append(job)
+            self.publish("faulted", job, detail=reason)
+
+    def pause(self, node: NodeId, job: JobId, seconds: float, now: float) -> None:
+        """Leave a context alone for a while."""
+        self.pauses[(node, job)] = now + seconds
+        self.look_at(now + seconds, f"{node}/{job}")
+
+    def is_paused(self, node: NodeId, job: JobId, now: float) -> bool:
+        """Tell whether a context is to be left alone."""
+        until_s = self.pauses.get((node, job))
+        if until_s is not None and now >= until_s:
+            del self.pauses[(node, job)]
+            until_s = None
+        return until_s is not None
+
+    def backoff_s(self, tries: int) -> float:
+        """Return the pause after so many failed tries."""
+        return self.settings.backoff_s * 2.0 ** max(0, min(tries, 8) - 1) * self.ids.jitter()
+
+    def look_at(self, at_s: float, subject: str) -> None:
+        """Have the group look again at a time."""
+        self.timers.set(Timer(self.group, "look", subject), at_s)
+
+    def publish(
+        self,
+        kind: str,
+        job: JobId | None = None,
+        node: NodeId | None = None,
+        duration_s: float | None = None,
+        detail: str = "",
+    ) -> None:
+        """Tell people that something happened."""
+        self.out.append(
+            Publish(
+                group=self.group,
+                kind=kind,
+                job=job,
+                node=node,
+                duration_s=duration_s,
+                detail=detail,
+                token=self.token or None,
+            )
+        )

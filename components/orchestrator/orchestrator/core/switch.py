@@ -1,0 +1,361 @@
+"""One switch: takes contexts off the accelerators of all nodes, and brings the next holder's there.
+
+Driven by what is observed (`switch_steps`): forward, or, when a context could not be saved, back until its job is whole
+again. Does nothing before its intent is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from orchestrator.core.effects import KillContext
+from orchestrator.core.nodes import Node
+from orchestrator.core.operations import End, Operation, OperationKind, Outcome
+from orchestrator.core.site import Site, Trouble
+from orchestrator.core.switch_steps import Bring, Lock, Save, Step, Wait, barrier_steps, forward_steps, repair_steps
+from orchestrator.core.types import ContextState, JobId, OnUnsaveable, Token
+
+KILL_AGAIN_S = 10.0
+
+
+class Phase(StrEnum):
+    """Where a switch is."""
+
+    RECORDING = "recording"
+    FORWARD = "forward"
+    REPAIR = "repair"
+    BLOCKED = "blocked"
+    PLACED = "placed"
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Why a switch cannot go on by itself."""
+
+    job: JobId
+    reason: str
+    missing_bytes: int
+    retry_s: float
+
+
+class Switch:
+    """Brings `target` (None: nobody) onto the device and everybody else off it."""
+
+    def __init__(self, site: Site, target: JobId | None, token: Token, now: float) -> None:
+        self._site = site
+        self.target = target
+        self.token = token
+        self.started_s = now
+        self.phase = Phase.RECORDING
+        self.has_restored = False
+        self.blocked: Blocked | None = None
+        self._not_before_s = now
+        self._restore_tries = 0
+        self._restore_error = ""
+        self._is_crowded = False
+
+    def intend(self, token: Token) -> None:
+        """Go on under this token, once that is recorded."""
+        self.token = token
+        self.phase = Phase.RECORDING
+        self.blocked = None
+
+    def recorded(self) -> None:
+        """The intent is durable: go on with the next `advance`."""
+        if self.phase is Phase.RECORDING:
+            self.phase = Phase.FORWARD
+
+    def advance(self, now: float) -> None:
+        """Take every step that can be taken now."""
+        for _ in range(8):
+            before = self.phase
+            match before:
+                case Phase.RECORDING:
+                    return
+                case Phase.FORWARD | Phase.PLACED:
+                    self._forward(now)
+                case Phase.REPAIR:
+                    self._repair(now)
+                case Phase.BLOCKED:
+                    self._reconsider(now)
+                case _:
+                    assert_never(before)
+            if self.phase is before:
+                return
+
+    def note(self, outcome: Outcome, now: float) -> None:
+        """Take account of how an operation ended; `advance` decides what follows."""
+        site, operation = self._site, outcome.operation
+        if outcome.end is End.DONE and operation.kind is OperationKind.RESTORE and operation.job == self.target:
+            self.has_restored = True
+        if outcome.end not in (End.FAILED, End.INDETERMINATE):
+            return
+        is_target = operation.job == self.target
+        match operation.kind:
+            case OperationKind.RESTORE if is_target:
+                self._restore_tries += 1
+                self._restore_error = f"node {operation.node}: {outcome.error}"
+                self._is_crowded = True
+                self._wait(self._restore_tries, now)
+            case OperationKind.SNAPSHOT if is_target:
+                for trouble in site.troubles.values():
+                    trouble.repair_tries += trouble.is_repairing
+                site.pause(operation.node, operation.job, site.backoff_s(1), now)
+            case OperationKind.LOCK if is_target:
+                site.pause(operation.node, operation.job, site.backoff_s(1), now)
+            case OperationKind.SNAPSHOT | OperationKind.LOCK:
+                trouble = site.troubles.setdefault(operation.job, Trouble())
+                trouble.reason = f"node {operation.node}: {outcome.error}"
+                if trouble.is_repairing:
+                    site.pause(operation.node, operation.job, site.backoff_s(1), now)
+                else:
+                    trouble.tries += 1
+                    trouble.is_repairing = True
+                    trouble.repair_tries = 0
+                trouble.cannot_lock = operation.kind is OperationKind.LOCK
+            case OperationKind.RESTORE:
+                if operation.job in site.troubles:
+                    site.troubles[operation.job].repair_tries += 1
+                site.pause(operation.node, operation.job, site.backoff_s(1), now)
+            case OperationKind.UNLOCK:
+                site.pause(operation.node, operation.job, site.backoff_s(1), now)
+            case _:
+                assert_never(operation.kind)
+
+    # ------------------------------------------------------------ forward
+
+    def _forward(self, now: float) -> None:
+        site = self._site
+        self.phase = Phase.FORWARD
+        if any(trouble.is_repairing for trouble in site.troubles.values()):
+            self.phase = Phase.REPAIR
+            return
+        self._forget_troubles()
+        if now < self._not_before_s or not all(node.was_observed for node in site.nodes) or self._is_target_lost(now):
+            return
+        unsaveable = self._unsaveable_beside(now)
+        if unsaveable is None:
+            return
+        if not self._pass_barrier(unsaveable, now):
+            return
+        is_ready = True
+        for node in site.nodes:
+            staying = unsaveable | site.staying_on(node, self.target, is_crowded=self._is_crowded)
+            steps = forward_steps(node.contexts(site.group), self.target, staying)
+            self._perform(node, steps, now)
+            if steps or not node.is_connected or site.operations.on(node.id):
+                is_ready = False
+        if is_ready:
+            self.phase = Phase.PLACED
+
+    def _forget_troubles(self) -> None:
+        """A job that is off the device gives no trouble any more."""
+        site = self._site
+        for job in list(site.troubles):
+            if not site.has(job, ContextState.RUNNING, ContextState.TRANSITIONING, ContextState.FAULTED):
+                del site.troubles[job]
+                site.blocked_since.pop(job, None)
+
+    def _is_target_lost(self, now: float) -> bool:
+        """Give up on a target that cannot be brought back; tell whether the switch must stop here."""
+        site, target = self._site, self.target
+        if target is None:
+            return False
+        if site.has(target, ContextState.FAULTED):
+            reasons = [view.reason for _, view in site.contexts_of(target) if view.state is ContextState.FAULTED]
+            site.fault(target, reasons[0] or "its context is in the driver's FAILED state")
+        elif self._restore_tries >= site.settings.max_tries:
+            missing = max((site.shortage(node, target, set()) for node in site.nodes), default=0)
+            has_figures = all(view.total_bytes for node in site.nodes for view in node.accelerators_of(site.group))
+            if missing and has_figures:
+                self._block(target, self._restore_error + self._strangers(), missing, now)
+                return True
+            site.fault(target, f"its context could not be brought back: {self._restore_error}")
+        return target in site.faults
+
+    def _strangers(self) -> str:
+        pids = [
+            f"{node.id}: {', '.join(map(str, view.unmanaged_pids))}"
+            for node in self._site.nodes
+            for view in node.accelerators_of(self._site.group)
+            if view.unmanaged_pids
+        ]
+        return f" (processes of no known job on the accelerators: {'; '.join(pids)})" if pids else ""
+
+    def _unsaveable_beside(self, now: float) -> set[JobId] | None:
+        """Return the jobs that must stay where they are, locked; None: the target does not fit beside one of them."""
+        site = self._site
+        stuck = {
+            job
+            for job, trouble in site.troubles.items()
+            if trouble.tries >= site.settings.max_tries and site.has(job, ContextState.RUNNING) and job != self.target
+        }
+        stuck |= {job for job in site.jobs() if job != self.target and site.has(job, ContextState.FAULTED)}
+        for job in sorted(stuck):
+            trouble = site.troubles.get(job, Trouble(reason="its context is in the driver's FAILED state"))
+            missing = self._missing_beside(stuck)
+            if trouble.cannot_lock or missing:
+                self._block(job, trouble.reason, missing, now)
+                return None
+        return stuck
+
+    def _missing_beside(self, staying: set[JobId]) -> int:
+        if self.target is None:
+            return 0
+        site, target = self._site, self.target
+        return max((site.shortage(node, target, staying & set(node.contexts(site.group)))
+                    for node in site.nodes if staying & set(node.contexts(site.group))), default=0)
+
+    def _pass_barrier(self, unsaveable: set[JobId], now: float) -> bool:
+        """Lock, on all nodes, the jobs that are on several, and those that stay; tell whether all are locked."""
+        site = self._site
+        spread = {
+            job
+            for job in site.jobs() - {self.target}
+            if job in unsaveable
+            or sum(view.state in (ContextState.RUNNING, ContextState.TRANSITIONING)
+                   for _, view in site.contexts_of(job)) > 1
+        }
+        if not spread:
+            return True
+        has_passed = True
+        for node in site.nodes:
+            steps = barrier_steps(node.contexts(site.group), sorted(spread))
+            locks = [step for step in steps if isinstance(step, Lock)]
+            if locks:
+                has_passed = False
+                self._perform(node, locks, now)
+        return has_passed
+
+    # ------------------------------------------------------------ repair
+
+    def _repair(self, now: float) -> None:
+        unfinished = [
+            job
+            for job, trouble in list(self._site.troubles.items())
+            if trouble.is_repairing and not self._repair_job(job, trouble, now)
+        ]
+        if not unfinished:
+            self.phase = Phase.FORWARD
+
+    def _repair_job(self, job: JobId, trouble: Trouble, now: float) -> bool:
+        """Bring a job towards being whole again; tell whether it is."""
+        site = self._site
+        if site.has(job, ContextState.FAULTED) or trouble.repair_tries >= site.settings.max_tries:
+            site.fault(job, f"it could neither be saved nor brought back whole: {trouble.reason}")
+        if job in site.faults:
+            trouble.is_repairing = False
+            return True
+        is_busy = any(site.operations.of(node.id, job) is not None for node in site.nodes)
+        has_saved = site.has(job, ContextState.SAVED)
+        if has_saved and not site.has(job, ContextState.RUNNING, ContextState.TRANSITIONING):
+            if is_busy or not site.is_known:
+                return False
+            trouble.is_repairing = False  # it is saved everywhere after all
+            return True
+        if has_saved:
+            for node in site.nodes:
+                steps = repair_steps(node.contexts(site.group), job, self._in_the_way(node, job))
+                self._perform(node, steps, now)
+            return False
+        if is_busy or not site.is_known or site.has(job, ContextState.TRANSITIONING):
+            return False
+        locked = [(node, view) for node, view in site.contexts_of(job)
+                  if view.locked and view.state is ContextState.RUNNING]
+        if job == site.resident and locked:
+            for node, _ in locked:
+                if site.operations.can_call(node.id, now) and not site.is_paused(node.id, job, now):
+                    site.operations.unlock(node.id, job, site.token, now)
+            return False
+        trouble.is_repairing = False
+        self._wait(trouble.tries, now)
+        return True
+
+    def _in_the_way(self, node: Node, job: JobId) -> list[JobId]:
+        site = self._site
+        others = {other for other, view in node.contexts(site.group).items()
+                  if other != job and view.state in (ContextState.RUNNING, ContextState.TRANSITIONING)}
+        return sorted(others) if others and site.shortage(node, job, others) else []
+
+    # ------------------------------------------------------------ blocked
+
+    def _block(self, job: JobId, reason: str, missing_bytes: int, now: float) -> None:
+        site = self._site
+        retry_s = now + site.settings.blocked_retry_s
+        if job not in site.blocked_since:
+            site.blocked_since[job] = now
+            site.publish("blocked", job, detail=f"{reason} ({missing_bytes} bytes short)")
+        self.blocked = Blocked(job, reason, missing_bytes, retry_s)
+        self.phase = Phase.BLOCKED
+        site.look_at(retry_s, "blocked")
+
+    def _reconsider(self, now: float) -> None:
+        """Go on when the cause is gone, or when it is time to try once more."""
+        site, blocked = self._site, self.blocked
+        assert blocked is not None
+        trouble = site.troubles.get(blocked.job)
+        if blocked.job == self.target:
+            missing = max((site.shortage(node, blocked.job, set()) for node in site.nodes), default=0)
+            is_over = not missing
+        else:
+            stays = site.has(blocked.job, ContextState.RUNNING, ContextState.TRANSITIONING, ContextState.FAULTED)
+            cannot_lock = trouble is not None and trouble.cannot_lock
+            is_over = not stays or (not cannot_lock and not self._missing_beside({blocked.job}))
+        if is_over or now >= blocked.retry_s:
+            if trouble is not None:
+                trouble.tries = min(trouble.tries, site.settings.max_tries - (0 if is_over else 1))
+                trouble.cannot_lock = False
+                trouble.repair_tries = 0
+            self._restore_tries = min(self._restore_tries, site.settings.max_tries - 1)
+            self.blocked = None
+            self.phase = Phase.FORWARD
+        elif site.config.on_unsaveable is OnUnsaveable.KILL and blocked.job != self.target:
+            self._kill(blocked, now)
+
+    def _kill(self, blocked: Blocked, now: float) -> None:
+        site = self._site
+        due_s = site.blocked_since[blocked.job] + site.config.kill_grace_s
+        if now < due_s:
+            site.look_at(due_s, "kill")
+            return
+        for node, view in site.contexts_of(blocked.job):
+            if node.is_connected and not site.is_paused(node.id, blocked.job, now):
+                site.publish("killed", blocked.job, node.id, detail=blocked.reason)
+                site.out.append(KillContext(node=node.id, operation=site.ids.operation("kill"), group=site.group,
+                                            job=blocked.job, pids=view.pids, reason=blocked.reason))
+                site.pause(node.id, blocked.job, KILL_AGAIN_S, now)
+
+    # ------------------------------------------------------------ doing
+
+    def _wait(self, tries: int, now: float) -> None:
+        self._not_before_s = now + self._site.backoff_s(tries)
+        self._site.look_at(self._not_before_s, "switch")
+
+    def _perform(self, node: Node, steps: Iterable[Step], now: float) -> None:
+        """Ask the node's agent for what is not already under way."""
+        site, operations = self._site, self._site.operations
+        if not operations.can_call(node.id, now):
+            return
+        for step in steps:
+            if operations.of(node.id, step.job) is not None or site.is_paused(node.id, step.job, now):
+                continue
+            match step:
+                case Wait():
+                    pass
+                case Lock(job):
+                    operations.lock(node.id, job, site.token, now)
+                case Save(job):
+                    operations.save(node.id, job, site.token, now)
+                    site.publish("snapshot_started", job, node.id)
+                case Bring(job, None):
+                    operations.bring(node.id, job, site.token, now)
+                    site.publish("restore_started", job, node.id)
+                case Bring(job, after):
+                    before = operations.of(node.id, after) if after is not None else None
+                    if isinstance(before, Operation) and before.kind is OperationKind.SNAPSHOT:
+                        operations.bring(node.id, job, site.token, now, after=before)
+                case _:
+                    assert_never(step)

@@ -1,0 +1,131 @@
+"""What people are shown of a group, computed on demand; changes nothing."""
+
+from __future__ import annotations
+
+from orchestrator.core.group import Group
+from orchestrator.core.nodes import Node, is_unexplained
+from orchestrator.core.sessions import Sessions
+from orchestrator.core.types import (
+    Condition,
+    ConditionKind,
+    ContextState,
+    CoreSettings,
+    GroupState,
+    GroupView,
+    JobId,
+    NodeContextView,
+    WaiterView,
+)
+
+ON_DEVICE = (ContextState.RUNNING, ContextState.TRANSITIONING, ContextState.FAULTED)
+
+
+def view_group(group: Group, settings: CoreSettings, sessions: Sessions, now: float) -> GroupView:
+    """Return everything that status shows of a group."""
+    site, holding, switch = group.site, group.holding, group.switch
+    held_s = group.held_s + (now - holding.placed_s if holding is not None and holding.is_placed else 0.0)
+    seen_s = now - group.first_seen_s
+    lease = holding.lease if holding is not None and holding.is_recorded else None
+    return GroupView(
+        group=group.id,
+        state=_state(group, settings, now),
+        state_since_s=group.state_since_s,
+        lease=lease,
+        granted_at_s=holding.since_s if holding is not None and lease is not None else None,
+        next_job=switch.target if switch is not None else None,
+        loaded_job=_loaded_job(group),
+        waiters=tuple(
+            WaiterView(waiter.job, waiter.request, now - waiter.arrived_s, waiter.priority) for waiter in group.queue
+        ),
+        resident_jobs=tuple(sorted(job for job in site.jobs() if site.has(job, *ON_DEVICE))),
+        held_share=held_s / seen_s if seen_s > 0 else 0.0,
+        handoffs_total=group.handoffs_total,
+        conditions=_conditions(group, settings, sessions, now),
+        accelerators=group.accelerators(),
+        contexts=tuple(
+            NodeContextView(node.id, context)
+            for node in site.nodes
+            for _, context in sorted(node.contexts(group.id).items())
+        ),
+    )
+
+
+def _state(group: Group, settings: CoreSettings, now: float) -> GroupState:
+    if any(_silence_since(group, node, settings, now) is not None for node in group.site.nodes):
+        return GroupState.UNKNOWN
+    if group.switch is not None:
+        return GroupState.SWITCHING
+    if group.holding is not None:
+        return GroupState.LOCKED if group.holding.is_placed else GroupState.SWITCHING
+    if any(group.site.has(job, *ON_DEVICE) for job in group.site.jobs()):
+        return GroupState.IDLE_YIELDED
+    return GroupState.IDLE
+
+
+def _loaded_job(group: Group) -> JobId | None:
+    if group.holding is not None:
+        return group.holding.lease.job
+    resident = group.site.resident
+    return resident if resident is not None and group.site.has(resident, *ON_DEVICE) else None
+
+
+def _silence_since(group: Group, node: Node, settings: CoreSettings, now: float) -> float | None:
+    """Return since when a node has not answered, if that is long enough to count."""
+    since_s = None if node.is_connected else node.since_s
+    if since_s is None:
+        since_s = group.site.operations.silent_since.get(node.id)
+    return since_s if since_s is not None and now - since_s >= settings.unreachable_after_s else None
+
+
+def _conditions(group: Group, settings: CoreSettings, sessions: Sessions, now: float) -> tuple[Condition, ...]:
+    site = group.site
+    found: list[Condition] = []
+    if group.overlap is not None:
+        found.append(Condition(ConditionKind.OVERLAP, group.overlap, group.first_seen_s, (),
+                               "Give each accelerator to one group."))
+    blocked = group.switch.blocked if group.switch is not None else None
+    if blocked is not None:
+        found.append(
+            Condition(
+                ConditionKind.BLOCKED,
+                f"job {blocked.job!r}: {blocked.reason}; {blocked.missing_bytes} bytes are missing",
+                site.blocked_since.get(blocked.job, now),
+                (blocked.job,),
+                "Yield and end that job, or evict it with ACTION_KILL; its next turn is not affected by waiting.",
+            )
+        )
+    for job, since_s in sorted(group.intruders.items()):
+        found.append(Condition(ConditionKind.INTRUDER, f"job {job!r} uses the device without the lease; it is locked",
+                               since_s, (job,), "Let the job acquire the group before it touches the device."))
+    for job, reason in sorted(site.faults.items()):
+        found.append(Condition(ConditionKind.FAULTED, f"job {job!r}: {reason}", group.state_since_s, (job,),
+                               "End its processes and start them anew, or evict with ACTION_CLEAR_FAULT."))
+    for node in site.nodes:
+        since = _silence_since(group, node, settings, now)
+        if since is not None:
+            reason = node.disconnect_reason if not node.is_connected else "its agent leaves calls unanswered"
+            found.append(Condition(ConditionKind.UNREACHABLE, f"node {node.id!r}: {reason}", since, (),
+                                   "Look at the agent there; if the node is gone for good, ACTION_FORGET_NODE."))
+        for job, context in sorted(node.contexts(group.id).items()):
+            if is_unexplained(context):
+                found.append(Condition(ConditionKind.UNEXPLAINED, f"node {node.id!r}, job {job!r}: {context.reason}",
+                                       node.since_s, (job,),
+                                       "Restart the job's processes, or evict with ACTION_CLEAR_FAULT."))
+            elif context.state is ContextState.TRANSITIONING and context.reason:
+                found.append(Condition(ConditionKind.INDETERMINATE, f"node {node.id!r}, job {job!r}: {context.reason}",
+                                       group.state_since_s, (job,),
+                                       "Nothing can be done before the driver answers, except to end the processes."))
+    if group.ledger.failure is not None:
+        found.append(Condition(ConditionKind.STORE_UNAVAILABLE, group.ledger.failure, group.state_since_s, (),
+                               "No new lease before the store takes records again; it is tried all the time."))
+    holding = group.holding
+    if holding is not None and holding.lease.session is not None and sessions.is_starved(holding.lease.session, now):
+        found.append(Condition(ConditionKind.STARVED, f"session {holding.lease.session!r} is not renewed", now,
+                               (holding.lease.job,), "The client's threads get no time; its lease stands."))
+    configured = {f"{node}/{accelerator}" for node, accelerator in group.config.accelerators}
+    if configured and site.is_known and configured != set(group.accelerators()):
+        found.append(Condition(ConditionKind.MISCONFIGURED,
+                               f"configured are {', '.join(sorted(configured))}; the agents say"
+                               f" {', '.join(group.accelerators()) or 'none'}",
+                               group.first_seen_s, (), "Correct --agent here or --group at the agent."))
+    return tuple(found)

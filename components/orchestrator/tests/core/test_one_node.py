@@ -1,0 +1,73 @@
+"""One group on one node: who gets it, in which order, and what happens to contexts meanwhile."""
+
+from __future__ import annotations
+
+from orchestrator.core.types import RefusalCode
+from world import World
+
+
+def test_first_job_without_context_is_granted_at_once() -> None:
+    world = World()
+    world.settle()
+    lease = world.lease(world.ask("a"))
+    assert lease is not None
+    assert lease.token == 1
+    assert world.view().state == "locked"
+
+
+def test_second_job_waits_until_the_first_yields() -> None:
+    world = World()
+    world.settle()
+    first = world.lease(world.ask("a"))
+    second = world.ask("b")
+    assert world.lease(second) is None
+    assert first is not None
+    answer = world.give("a", token=first.token)
+    assert answer.yielded is not None
+    assert answer.yielded.pending_waiters == 1
+    assert not answer.yielded.snapshot_deferred
+    lease = world.lease(second)
+    assert lease is not None
+    assert lease.token > first.token
+
+
+def test_context_of_the_last_holder_is_saved_before_the_next_one_is_granted() -> None:
+    world = World()
+    world.settle()
+    world.ask("a")
+    world.appear("a")
+    call = world.ask("b")
+    world.give("a")
+    assert world.state("a") == "saved"
+    assert world.lease(call) is not None
+    world.appear("b")
+    back = world.ask("a")
+    world.give("b")
+    assert world.state("b") == "saved"
+    assert world.state("a") == "running"
+    assert world.answers[back].context_restored
+
+
+def test_yield_with_nobody_waiting_leaves_the_context_on_the_device() -> None:
+    world = World()
+    world.settle()
+    world.ask("a")
+    world.appear("a")
+    answer = world.give("a")
+    assert answer.yielded is not None
+    assert answer.yielded.snapshot_deferred
+    assert world.state("a") == "running"
+    assert world.view().state == "idle_yielded"
+    lease = world.lease(world.ask("a"))
+    assert lease is not None
+    assert "snapshot_started" not in world.kinds()
+
+
+def test_yield_by_a_job_that_does_not_hold_changes_nothing() -> None:
+    world = World()
+    world.settle()
+    world.ask("a")
+    refusal = world.give("b").refusal
+    assert refusal is not None
+    assert refusal.code is RefusalCode.PERMISSION_DENIED
+    assert world.view().state == "locked"
