@@ -58,6 +58,7 @@ class Jobs:
         self._inbox: queue.SimpleQueue[tuple[str, JobEvent | None]] = queue.SimpleQueue()
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._family = family
+        self._stopped: set[str] = set()
         for spec in specs:
             process = family.start(python_command("timeslice_demo.controller"), environment, errors)
             self._processes[spec.job] = process
@@ -89,6 +90,8 @@ class Jobs:
                 raise JobFailed(
                     min(missing), OTHER, f"not {kind} after {limit_s:.0f} s; the machine is too busy"
                 ) from None
+            if event is None and job in self._stopped:
+                continue
             if event is None:
                 status = self._processes[job].wait()
                 raise JobFailed(job, OTHER, f"its controller ended with status {status} before the last step")
@@ -103,6 +106,7 @@ class Jobs:
 
     def stop(self, job: str) -> None:
         """End a job that is done, and its workers; return when their devices are free."""
+        self._stopped.add(job)
         process = self._processes[job]
         process.terminate()
         process.wait()

@@ -207,8 +207,8 @@ def _family() -> Iterator[Family]:
 
 @contextmanager
 def _folder(parent: Path) -> Iterator[Path]:
-    """A new folder that is gone at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="timeslice-demo-", dir=parent))
+    """A new folder, named after this process, that is gone at the end."""
+    folder = Path(tempfile.mkdtemp(prefix=f"timeslice-demo-{os.getpid()}-", dir=parent))
     try:
         yield folder
     finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 from timeslice_demo.ground_truth import JournalLine, read_journal
 from timeslice_demo.recorded import Swap
 
+MIB = 2**20
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-mock")
 
 
@@ -49,7 +50,7 @@ class MockGpus:
     ) -> None:
         self._libraries = libraries
         self.environment = {"TIMESLICE_GPU_MOCK_DIR": str(folder), "LD_LIBRARY_PATH": _loader_path(libraries)}
-        self._command("create", "--devices", f"{len(swaps)}x{memory_bytes}")
+        self._command("create", f"{len(swaps)}x{memory_bytes // MIB}MiB")
         self.inject("set", f"util-window-ms={round(utilization_window_s * 1000)}")
         for device, swap in enumerate(swaps):
             self.inject("slow", f"device={device}", f"checkpoint={swap.save_s:.6f}", f"restore={swap.restore_s:.6f}")

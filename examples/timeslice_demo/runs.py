@@ -17,7 +17,7 @@ from timeslice_demo.nvml_samples import Sample
 from timeslice_demo.recorded import Plan, Pool
 from timeslice_demo.run_log import RunLog
 from timeslice_demo.samples_process import NvmlSampling
-from timeslice_demo.services import Services
+from timeslice_demo.services import NODE, Services
 from timeslice_demo.worker import OTHER
 
 ORDINALS = {Pool.SAMPLER: 0, Pool.TRAINER: 1}
@@ -66,7 +66,7 @@ class Runs:
     def timesliced(self, listener: Listener, faults: tuple[tuple[str, ...], ...] = ()) -> RunLog:
         """All jobs at once, through orchestrator and agent; `faults` go to the mock beforehand."""
         gpus = self._gpus("timesliced")
-        environment = child_environment(gpus.environment)
+        environment = child_environment({**gpus.environment, "TIMESLICE_NODE": NODE})
         services = Services(self._family, self._config.files_folder, environment, ORDINALS)
         specs = [replace(spec, orchestrator=services.orchestrator, agent=services.agent) for spec in self._specs()]
         jobs = Jobs(specs, self._family, environment, self._errors, listener)

@@ -1,24 +1,20 @@
-"""A sampler or trainer process: it does what its job's controller says, one phase at a time, and ends when the
-controller does.
+"""A job's sampler and trainer as its controller sees them: child processes that do one phase after the other.
 
-Usage: python -m timeslice_demo.worker DESCRIPTOR, where DESCRIPTOR is an inherited socket. The first message is a
-WorkerSpec; each further one is (name of a method of the role, arguments), answered by a PhaseResult or a WorkerError.
+Between the two goes, over a socket: first a WorkerSpec, then (name of a method of the role, arguments) for each phase,
+answered by a PhaseResult or a WorkerError. The other end is worker_process.py.
 """
 
 import contextlib
-import os
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from timeslice_demo.child_processes import die_with_parent, python_command
-from timeslice_demo.digits import read_digits
+from timeslice_demo.child_processes import python_command
 from timeslice_demo.recorded import Pool
-from timeslice_demo.roles import ROLES, PhaseResult, RoleConfig
+from timeslice_demo.roles import PhaseResult, RoleConfig
 
 OUT_OF_MEMORY = "out_of_memory"
 OTHER = "other"
@@ -53,7 +49,7 @@ class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = python_command("timeslice_demo.worker", str(theirs.fileno()))
+            command = python_command("timeslice_demo.worker_process", str(theirs.fileno()))
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._channel = Connection(ours.detach())
         self._pool = spec.pool
@@ -100,32 +96,3 @@ class Worker:
 
     def _ended(self) -> PhaseFailed:
         return PhaseFailed(self._pool, WorkerError(OTHER, f"the process ended with status {self._process.wait()}"))
-
-
-def _serve(channel: Connection) -> None:
-    from timeslice_demo.device import DeviceError, OutOfDeviceMemory
-
-    spec: WorkerSpec = channel.recv()
-    role = ROLES[spec.pool](spec.role, read_digits(spec.digits))
-    channel.send(PhaseResult([]))  # ready
-    while True:
-        try:
-            method, arguments = channel.recv()
-        except EOFError:
-            return
-        try:
-            answer: PhaseResult | WorkerError = getattr(role, method)(*arguments)
-        except OutOfDeviceMemory as error:
-            answer = WorkerError(OUT_OF_MEMORY, str(error))
-        except DeviceError as error:
-            answer = WorkerError(OTHER, str(error))
-        try:
-            channel.send(answer)
-        except BrokenPipeError:
-            return
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    _serve(Connection(int(sys.argv[1])))
-    os._exit(0)  # nothing is left to be put in order: device memory goes with the process, as in a job that is done
