@@ -34,9 +34,9 @@ from orchestrator.core.types import (
     JobId,
     Lease,
     NodeId,
+    OnUnsaveable,
     OperationId,
     OperationResult,
-    OnUnsaveable,
     ProcessRef,
     Refusal,
     RequestId,
@@ -46,6 +46,7 @@ from orchestrator.core.types import (
 )
 
 Channel = tuple[str, ...]
+Call = fx.LockContext | fx.UnlockContext | fx.StartSnapshot | fx.StartRestore | fx.QueryOperation
 
 DEVICE_BYTES = 100
 CONTEXT_BYTES = 60
@@ -503,9 +504,7 @@ class World:
         event = self.store.write(effect)
         self.post(("store", effect.record.group), lambda: self.handle(event))
 
-    def _call(
-        self, effect: fx.LockContext | fx.UnlockContext | fx.StartSnapshot | fx.StartRestore | fx.QueryOperation
-    ) -> None:
+    def _call(self, effect: Call) -> None:
         agent = self.agents[effect.node]
         if not agent.is_up:
             self._answer(
@@ -525,7 +524,7 @@ class World:
         if event is not None and not agent.is_mute:
             self._answer(effect, event)
 
-    def _answer(self, effect: fx.LockContext | fx.UnlockContext | fx.StartSnapshot | fx.StartRestore | fx.QueryOperation, event: ev.Event) -> None:
+    def _answer(self, effect: Call, event: ev.Event) -> None:
         self.post(("answer", effect.node, effect.operation), lambda: self.handle(event))
 
     def _kill(self, effect: fx.KillContext) -> None:
@@ -679,10 +678,12 @@ class World:
     def agent(self, node: str = "n1") -> Agent:
         return self.agents[NodeId(node)]
 
-    def appear(self, job: str, group: str = "g", nodes: Iterable[str] | None = None, **more: int) -> None:
+    def appear(
+        self, job: str, group: str = "g", nodes: Iterable[str] | None = None, pid: int = 0, size: int = CONTEXT_BYTES
+    ) -> None:
         """A job's processes start to use the device on all nodes."""
         for node in nodes or self.node_ids:
-            self.agent(node).appear(JobId(job), GroupId(group), **more)
+            self.agent(node).appear(JobId(job), GroupId(group), [pid] if pid else [], size)
         self.settle()
 
     def disappear(self, job: str, group: str = "g", nodes: Iterable[str] | None = None) -> None:
