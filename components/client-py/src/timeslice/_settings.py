@@ -53,8 +53,8 @@ def socket_address(folder: Path, name: str) -> str:
     return f"unix:{path}"
 
 
-def check_private(folder: Path) -> None:
-    """Refuse a folder of sockets in which somebody else could put a socket of their own.
+def check_private(folder: Path, setting: str = "TIMESLICE_RUNTIME_DIR") -> None:
+    """Refuse a folder that somebody else could change; `setting` is what chooses another one.
 
     Raises:
         SettingsError: it belongs to another user, others may write to it, or it is no folder.
@@ -62,17 +62,17 @@ def check_private(folder: Path) -> None:
     """
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode):
-        raise SettingsError(f"{folder} is not a folder; remove it, or set TIMESLICE_RUNTIME_DIR to another one")
+        raise SettingsError(f"{folder} is not a folder; remove it, or choose another one with {setting}")
     if info.st_uid != os.getuid():
         raise SettingsError(
             f"{folder} belongs to user {info.st_uid}, not to you ({os.getuid()}), and is not trusted;"
-            " set TIMESLICE_RUNTIME_DIR to a folder of your own"
+            f" choose a folder of your own with {setting}"
         )
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise SettingsError(f"others may write to {folder}, so it is not trusted; run: chmod 700 {folder}")
 
 
-def make_private(folder: Path) -> None:
+def make_private(folder: Path, setting: str = "TIMESLICE_RUNTIME_DIR") -> None:
     """Make the folder, for this user alone, or check the one that is there.
 
     Raises:
@@ -82,10 +82,12 @@ def make_private(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as err:
-        raise SettingsError(f"cannot make folder {folder} ({err.strerror}); choose another one") from err
-    check_private(folder)
+        raise SettingsError(
+            f"cannot make folder {folder} ({err.strerror}); choose another one with {setting}"
+        ) from err
+    check_private(folder, setting)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise SettingsError(f"cannot write to folder {folder}; run: chmod 700 {folder}, or choose another one")
+        raise SettingsError(f"cannot write to {folder}; run: chmod 700 {folder}, or choose another one with {setting}")
 
 
 def check_address(address: str, what: str) -> str:

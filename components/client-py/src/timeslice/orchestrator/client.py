@@ -241,8 +241,15 @@ class TimeSliceOrchestratorClient:
             OrchestratorConnectionError: no orchestrator answers.
             OrchestratorError: refused, for example NOT_FOUND for an unknown group.
         """
+        return wire.group_status(self.group_reply(group_id, timeout_sec))
+
+    def group_reply(
+        self, group_id: str | None = None, timeout_sec: float | None = None
+    ) -> pb2.GetGroupStatusResponse:
+        """As `get_status`, but the orchestrator's whole answer: waiters, lease, shares, conditions."""
         request = pb2.GetGroupStatusRequest(group_id=self._group(group_id))
-        return wire.group_status(self._read(self._stub.GetGroupStatus, request, "get_status", timeout_sec))
+        reply: pb2.GetGroupStatusResponse = self._read(self._stub.GetGroupStatus, request, "get_status", timeout_sec)
+        return reply
 
     def list_groups(self, timeout_sec: float | None = None) -> list[str]:
         """The ids of all groups.

@@ -1,0 +1,1 @@
+"""The command `timeslice`. `main` reads the arguments; one module a command does the work."""

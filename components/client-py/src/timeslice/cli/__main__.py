@@ -1,0 +1,3 @@
+from timeslice.cli.main import run
+
+run()

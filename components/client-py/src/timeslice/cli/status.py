@@ -1,0 +1,129 @@
+"""`timeslice status`: what the groups are doing now, for people or for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
+
+from timeslice._core import wire
+from timeslice.cli.errors import CommandError
+from timeslice.orchestrator.client import TimeSliceOrchestratorClient
+from timeslice.orchestrator.exceptions import OrchestratorError
+
+TIMEOUT_S = 10.0
+
+
+def show_status(target: str | None, as_json: bool) -> int:
+    """Print the groups.
+
+    Raises:
+        CommandError: no orchestrator answers, or it refuses.
+        SettingsError: the address is none.
+    """
+    with TimeSliceOrchestratorClient(target) as client:
+        try:
+            groups = [as_data(client.group_reply(group, TIMEOUT_S)) for group in client.list_groups(TIMEOUT_S)]
+        except OrchestratorError as err:
+            raise CommandError(str(err)) from err
+        if as_json:
+            print(json.dumps({"orchestrator": client.target, "groups": groups}, indent=2))
+        else:
+            print("\n".join(as_text(groups)))
+    return 0
+
+
+def as_data(reply: pb2.GetGroupStatusResponse) -> dict[str, Any]:
+    """A group as plain data; the names are those of the wire."""
+    group = reply.group
+    lease = group.lease if group.HasField("lease") else None
+    return {
+        "group": group.group_id,
+        "state": wire.group_state(group.group_state).value,
+        "holder": group.locking_job or None,
+        "active_job": group.active_job or None,
+        "loaded_job": group.loaded_job or None,
+        "fencing_token": lease.fencing_token if lease is not None else None,
+        "waiters": [
+            {"job": w.job_id, "waited_ms": w.waited_ms, "priority": w.priority} for w in group.waiters
+        ],
+        "waiter_queue_depth": group.waiter_queue_depth,
+        "resident_jobs": list(group.resident_jobs),
+        "held_share": group.held_share,
+        "handoffs_total": group.handoffs_total,
+        "accelerators": list(group.accelerators),
+        "contexts": [
+            {
+                "node": context.agent,
+                "job": context.job_id,
+                "state": wire.agent_job_state(context.job_state).value,
+                "reason": context.reason or None,
+                "device_bytes": context.device_bytes,
+                "host_bytes": context.host_bytes,
+            }
+            for context in reply.agent_job_states
+        ],
+        "conditions": [
+            {"type": c.type, "reason": c.reason, "jobs": list(c.jobs), "advice": c.advice} for c in group.conditions
+        ],
+    }
+
+
+def as_text(groups: Sequence[dict[str, Any]]) -> list[str]:
+    """The lines that people read: groups, then contexts, then what needs attention."""
+    if not groups:
+        return ["there are no groups; start with: timeslice up --group NAME=GPU"]
+    lines = _table(
+        ["GROUP", "STATE", "HOLDER", "WAITING", "HELD", "HANDOFFS", "ACCELERATORS"],
+        [
+            [
+                g["group"],
+                g["state"],
+                g["holder"] or "-",
+                _waiting(g),
+                f"{g['held_share']:.0%}",
+                str(g["handoffs_total"]),
+                str(len(g["accelerators"])),
+            ]
+            for g in groups
+        ],
+    )
+    contexts = [
+        [g["group"], c["node"], c["job"], c["state"], _mib(c["device_bytes"]), _mib(c["host_bytes"])]
+        for g in groups
+        for c in g["contexts"]
+    ]
+    if contexts:
+        lines += ["", *_table(["GROUP", "NODE", "JOB", "CONTEXT", "ON DEVICE", "ON HOST"], contexts)]
+    problems = [
+        f"{g['group']}: {c['type']}: {c['reason']}" + (f" ({', '.join(c['jobs'])})" if c["jobs"] else "")
+        + (f"; {c['advice']}" if c["advice"] else "")
+        for g in groups
+        for c in g["conditions"]
+    ]  # fmt: skip
+    faults = [
+        f"{g['group']}: job {c['job']} on {c['node']} is faulted: {c['reason']}"
+        for g in groups
+        for c in g["contexts"]
+        if c["state"] == "FAULTED" and c["reason"]
+    ]
+    return lines + ([""] if problems or faults else []) + problems + faults
+
+
+def _waiting(group: dict[str, Any]) -> str:
+    """The next waiters, and how many more there are."""
+    shown = [w["job"] for w in group["waiters"][:3]]
+    more = max(group["waiter_queue_depth"], len(group["waiters"])) - len(shown)
+    return ", ".join(shown) + (f" +{more}" if more > 0 else "") or "-"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB" if size_bytes else "-"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [head, *rows])
+    return ["  ".join(row).rstrip() for row in padded]

@@ -1,0 +1,279 @@
+"""`timeslice up` with the real orchestrator and agent on mock GPUs: started, used by jobs, stopped without a trace."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from live import Running, children_of, mock_environment, processes_of
+
+UP = ["-m", "timeslice.cli", "up"]
+
+
+@pytest.fixture
+def environment(short_dir: Path):
+    env = mock_environment(short_dir)
+    yield env
+    left = processes_of(env)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == [], "processes were left behind"
+
+
+@pytest.fixture
+def start(environment):
+    """Starts commands; what still runs at the end is stopped."""
+    running: list[Running] = []
+
+    def start(*arguments: str, **env: str) -> Running:
+        running.append(Running(list(arguments), {**environment, **env}))
+        return running[-1]
+
+    yield start
+    for command in reversed(running):
+        if command.process.poll() is None:
+            command.process.terminate()
+        command.end()
+
+
+def up(start, *arguments: str) -> Running:
+    command = start(*UP, *arguments)
+    command.wait_for("Ctrl-C stops it")
+    return command
+
+
+def status(environment: dict[str, str]) -> dict[str, dict]:
+    done = subprocess.run(
+        [sys.executable, "-m", "timeslice.cli", "status", "--json"],
+        env=environment, check=True, stdout=subprocess.PIPE, timeout=60,
+    )  # fmt: skip
+    return {group["group"]: group for group in json.loads(done.stdout)["groups"]}
+
+
+# A job with memory on a GPU: a counter, which it reads, raises and writes back whenever it holds the group.
+JOB = """
+import os, sys
+from cuda.bindings import driver
+from timeslice import TimeSliceOrchestratorClient
+from timeslice.snapshot_agent import register_workload
+
+def checked(result):
+    code, *values = result
+    assert code == driver.CUresult.CUDA_SUCCESS, code
+    return values[0] if values else None
+
+job = sys.argv[1]
+handle = register_workload(None, job, "pool", pids=[os.getpid()])
+client = TimeSliceOrchestratorClient(job_id=job, group_id="pool")
+address = None
+for line in sys.stdin:
+    with client.on_accelerators(timeout_sec=50):
+        if address is None:
+            checked(driver.cuInit(0))
+            checked(driver.cuCtxSetCurrent(checked(driver.cuDevicePrimaryCtxRetain(checked(driver.cuDeviceGet(0))))))
+            address = checked(driver.cuMemAlloc(20 << 20))
+            checked(driver.cuMemsetD8(address, 0, 20 << 20))
+        value = bytearray(4)
+        checked(driver.cuMemcpyDtoH(value, address, 4))
+        count = int.from_bytes(value, "little") + 1
+        checked(driver.cuMemcpyHtoD(address, count.to_bytes(4, "little"), 4))
+        print(f"{job} counted {count}", flush=True)
+client.close()
+handle.close()
+"""
+
+
+def test_two_jobs_that_do_not_fit_together_take_turns(environment, start):
+    up(start, "--group", "pool=0", "--group", "rest=1")
+    jobs = {name: start("-c", JOB, name) for name in ("a", "b")}
+    for turn in range(1, 4):
+        for name, job in jobs.items():  # 20 MiB each, 32 MiB on the device: one must be saved for the other to run.
+            job.say()
+            job.wait_for(f"{name} counted {turn}")
+    pool = status(environment)["pool"]
+    assert (pool["state"], pool["holder"], pool["handoffs_total"] >= 5) == ("IDLE_YIELDED", None, True)
+    assert {c["job"]: c["state"] for c in pool["contexts"]} == {"a": "SAVED", "b": "RUNNING"}
+    for job in jobs.values():
+        job.process.stdin.close()
+        assert job.process.wait(60) == 0, job.errors
+        assert job.errors == []
+
+
+def test_ctrl_c_leaves_no_process_and_no_socket(environment, start):
+    command = up(start)
+    runtime, servers = Path(environment["TIMESLICE_RUNTIME_DIR"]), children_of(command.process.pid)
+    assert sorted(servers) == ["orchestrator", "snapshot_agent_server"]
+    assert (runtime / "orchestrator.sock").exists()
+    assert runtime.stat().st_mode & 0o777 == 0o700
+    assert len({os.getpgid(pid) for pid in servers.values()}) == 1
+    command.interrupt()
+    assert command.end() == 130
+    assert command.errors == []
+    assert not runtime.exists()
+    assert processes_of(environment) == []
+
+
+def test_sigterm_ends_it_with_success_and_a_second_start_finds_its_state(environment, start):
+    for _ in range(2):
+        command = up(start)
+        command.process.terminate()
+        assert command.end() == 0, command.errors
+        assert processes_of(environment) == []
+
+
+def test_without_groups_each_gpu_is_one(environment, start):
+    up(start)
+    groups = status(environment)
+    assert sorted(groups) == ["gpu0", "gpu1"]
+    [accelerator] = groups["gpu0"]["accelerators"]
+    assert accelerator.startswith("here/GPU-")
+    assert groups["gpu0"]["state"] == "IDLE"
+
+
+def test_status_shows_holder_and_waiters(environment, start):
+    up(start, "--group", "pool=0,1")
+    hold = "import sys; from timeslice import TimeSliceOrchestratorClient as C; c = C(job_id=sys.argv[1]);" \
+        "c.acquire(group_id='pool'); print('holds', flush=True); sys.stdin.readline(); c.close()"
+    holder, waiter = start("-c", hold, "a"), None
+    holder.wait_for("holds")
+    waiter = start("-c", hold, "b")
+    while not status(environment)["pool"]["waiters"]:
+        assert waiter.process.poll() is None, waiter.errors
+    command = [sys.executable, "-m", "timeslice.cli", "status"]
+    shown = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    row = next(line for line in shown.splitlines() if line.startswith("pool"))
+    assert row.split()[:4] == ["pool", "LOCKED", "a", "b"]
+    holder.say()
+    waiter.wait_for("holds")
+    assert status(environment)["pool"]["holder"] == "b"
+    waiter.say()
+
+
+def test_second_start_is_refused_and_names_the_first(environment, start):
+    command = up(start)
+    second = start(*UP)
+    assert second.end() == 1
+    [error] = second.errors
+    assert f"runs already (pid {command.process.pid})" in error
+    assert status(environment)
+
+
+@pytest.mark.parametrize("module", ["orchestrator", "snapshot_agent_server"])
+def test_death_of_one_server_stops_the_other_and_is_said(environment, start, module):
+    command = up(start)
+    os.kill(children_of(command.process.pid)[module], signal.SIGKILL)
+    assert command.end() == 1
+    name = module.removesuffix("_server").replace("_", " ")
+    assert any(f"timeslice up: the {name} ended (signal 9)" in line for line in command.errors)
+    assert processes_of(environment) == []
+    assert not Path(environment["TIMESLICE_RUNTIME_DIR"]).exists()
+
+
+def test_killed_up_takes_its_servers_along(environment, start):
+    command = up(start)
+    servers = children_of(command.process.pid)
+    descriptors = [os.pidfd_open(pid) for pid in servers.values()]
+    command.process.kill()
+    command.end()
+    for descriptor in descriptors:
+        assert select.select([descriptor], [], [], 60)[0]
+        os.close(descriptor)
+    up(start)  # nothing of it stands in the way of the next
+
+
+def test_orchestrator_that_restarts_is_a_delay_for_a_job(environment, start):
+    """The job is not told: its next call waits until the orchestrator is back."""
+    command = up(start, "--group", "pool=0", "--group", "rest=1")
+    job = start("-c", JOB, "a")
+    job.say()
+    job.wait_for("a counted 1")
+    command.process.terminate()
+    assert command.end() == 0
+    job.say()
+    up(start, "--group", "pool=0", "--group", "rest=1")
+    job.wait_for("a counted 2")
+    assert job.process.poll() is None
+
+
+# Bad input: one line that says what to do, exit code not 0, nothing started.
+
+
+def refused(environment, *arguments: str, code: int = 2) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "timeslice.cli", *arguments],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not Path(environment["TIMESLICE_RUNTIME_DIR"]).exists()
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--group", "trainers"], "'trainers' is not NAME=GPU"),
+        (["--group", "=0"], "is not NAME=GPU"),
+        (["--group", "a="], "is not NAME=GPU"),
+        (["--group", "a=first"], "is not NAME=GPU"),
+        (["--group", "a b=0"], "is not NAME=GPU"),
+        (["--group", "a" * 254 + "=0"], "is not NAME=GPU"),
+        (["--group", "a=0", "--group", "a=1"], "given twice"),
+        (["--group", "a=0", "--group", "b=1,0"], "in one group only"),
+        (["--node", "a,b"], "node name"),
+        (["--listen", "nowhere"], "--listen 'nowhere' is neither"),
+        (["--listen", "unix:/tmp/x"], "is not HOST:PORT"),
+    ],
+)
+def test_arguments_that_cannot_be(environment, arguments, text):
+    assert text in refused(environment, "up", *arguments)
+
+
+def test_gpu_that_is_not_there(environment):
+    assert "7" in refused(environment, "up", "--group", "a=7")
+
+
+def test_port_in_use(environment, start):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        error = refused(environment, "up", "--listen", f"127.0.0.1:{port}")
+    assert str(port) in error
+
+
+def test_missing_driver(environment):
+    environment["LD_LIBRARY_PATH"] = ""
+    error = refused(environment, "up", code=1)
+    assert "no NVIDIA driver" in error
+    assert "gpu-mock run -- timeslice up" in error
+
+
+def test_socket_path_that_is_too_long(environment):
+    environment["TIMESLICE_RUNTIME_DIR"] += "x" * 100
+    assert "TIMESLICE_RUNTIME_DIR" in refused(environment, "up")
+
+
+def test_folder_of_others(environment):
+    folder = Path(environment["TIMESLICE_STATE_DIR"])
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert f"chmod 700 {folder}" in refused(environment, "up")
+
+
+def test_folder_that_cannot_be_made(environment):
+    error = refused(environment, "up", "--state-dir", "/proc/nothing/state")
+    assert "cannot make folder /proc/nothing/state" in error
+
+
+def test_status_without_an_orchestrator(environment):
+    error = refused(environment, "status", code=1)
+    assert "no orchestrator answers" in error
+    assert "timeslice up" in error
+
+
+def test_status_of_a_wrong_address(environment):
+    assert "neither unix:PATH nor HOST:PORT" in refused(environment, "status", "--target", "here")
