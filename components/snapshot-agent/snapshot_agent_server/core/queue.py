@@ -241,6 +241,8 @@ class Queue:
             del self.active[operation.id]
             if result.status is Status.FAILED:
                 effects += self._admission.failed(operation)
+            elif operation.is_own:
+                self._admission.forget(operation.keys[0])
             effects.append(TakeSample())
         if operation.is_public:
             effects.append(RecordOperation(operation, is_lazy=True))

@@ -39,6 +39,8 @@ class Runner:
         operation.phase = Phase.FORWARD
         operation.started_at = now
         for record in self._registry.records(operation.keys):
+            if record.state is DriverState.NONE and operation.kind in (Kind.SNAPSHOT, Kind.LOCK):
+                record.state = DriverState.UNKNOWN  # it may have started CUDA since it was asked
             before = record.state if record.state.is_settled else DriverState.UNKNOWN
             operation.work[record.id] = Work(before)
 

@@ -1,0 +1,215 @@
+"""Any order of calls, driver failures, ends of processes and crashes of the agent, in virtual time."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from snapshot_agent_server.core.contexts import ContextState
+from snapshot_agent_server.core.effects import CallDriver
+from snapshot_agent_server.core.events import Registered, Requested
+from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
+from snapshot_agent_server.core.operations import Kind, Result, Status
+from snapshot_agent_server.core.outcomes import DriverState, Verb
+from snapshot_agent_server.core.refusals import RefusalKind
+from world import FAULTS, Target, World, fault
+
+JOBS = [JobId("a"), JobId("b")]
+GROUPS = [GroupId("g"), GroupId("h")]
+STATES = [DriverState.RUNNING, DriverState.NONE]
+
+
+class NodeMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.member: dict[int, ContextKey] = {}
+        self.kinds: dict[OperationId, tuple[Kind, ContextKey, bool]] = {}
+        self.token = dict.fromkeys(GROUPS, 0)
+        self.epoch = 0
+        self.world.on_result = self.a_result_tells_the_truth
+
+    # -- what happens
+
+    @rule(job=st.sampled_from(JOBS), group=st.sampled_from(GROUPS), state=st.sampled_from(STATES))
+    def register(self, job: JobId, group: GroupId, state: DriverState) -> None:
+        if len(self.world.targets) >= 6:
+            return
+        target = self.world.start(group, state)
+        number = self.world.number()
+        self.world.post(Registered(number, ContextKey(job, group), (self.world.observed(target),)))
+        assert number in self.world.accepted
+        self.member[target.id.pid] = ContextKey(job, group)
+
+    @precondition(lambda self: any(t.state is DriverState.NONE for t in self.world.targets.values()))
+    @rule(data=st.data())
+    def a_process_starts_cuda(self, data: st.DataObject) -> None:
+        idle = [t for t in self.world.targets.values() if t.state is DriverState.NONE]
+        data.draw(st.sampled_from(idle)).state = DriverState.RUNNING
+
+    @rule(
+        kind=st.sampled_from(list(Kind)),
+        job=st.sampled_from(JOBS),
+        group=st.sampled_from(GROUPS),
+        step=st.integers(-1, 1),
+        leave_locked=st.booleans(),
+        timeout_s=st.sampled_from([0.0, 0.3, 5.0]),
+        data=st.data(),
+    )
+    def request(
+        self,
+        kind: Kind,
+        job: JobId,
+        group: GroupId,
+        step: int,
+        leave_locked: bool,
+        timeout_s: float,
+        data: st.DataObject,
+    ) -> None:
+        token = max(1, self.token[group] + step)
+        after = data.draw(st.sampled_from([None, *self.kinds])) if kind is Kind.RESTORE else None
+        number = self.world.number()
+        operation = OperationId(f"{kind}-{number}")
+        if kind.moves_memory:
+            self.kinds[operation] = (kind, ContextKey(job, group), leave_locked)
+        effects = self.world.post(
+            Requested(
+                call=number,
+                kind=kind,
+                job=job,
+                group=group,
+                operation=operation,
+                token=token,
+                epoch=1,
+                timeout_s=timeout_s,
+                leave_locked=leave_locked,
+                after=after,
+            )
+        )
+        if token < self.token[group]:
+            assert self.world.refused[number].refusal.kind is RefusalKind.STALE
+            assert not [e for e in effects if isinstance(e, CallDriver)], "a stale call moved something"
+            self.kinds.pop(operation, None)
+            return
+        self.token[group] = token
+        if kind.moves_memory:
+            assert number in self.world.accepted
+
+    @precondition(lambda self: self.kinds)
+    @rule(data=st.data())
+    def repeat_a_request(self, data: st.DataObject) -> None:
+        operation = data.draw(st.sampled_from(list(self.kinds)))
+        kind, key, leave_locked = self.kinds[operation]
+        before = list(self.world.calls)
+        number = self.world.number()
+        self.world.post(
+            Requested(number, kind, key.job, key.group, operation, self.token[key.group], 1, leave_locked=leave_locked)
+        )
+        if self.world.node.operation(operation) is not None:
+            assert self.world.accepted[number].operation == operation
+            assert self.world.calls == before, "a retry started something new"
+
+    @precondition(lambda self: self.world.calls)
+    @rule(data=st.data())
+    def a_call_answers(self, data: st.DataObject) -> None:
+        self.world.answer(data.draw(st.sampled_from(self.world.calls)))
+
+    @precondition(lambda self: self.world.calls)
+    @rule(kind=st.sampled_from(FAULTS), data=st.data())
+    def a_call_fails(self, kind: str, data: st.DataObject) -> None:
+        call = data.draw(st.sampled_from(self.world.calls))
+        if call.process.pid in self.world.targets:
+            self.world.answer(call, fault(self.world, call, kind))
+
+    @rule(seconds=st.sampled_from([0.02, 0.1, 1.0, 10.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @rule()
+    def a_sample_comes(self) -> None:
+        self.world.sample()
+
+    @precondition(lambda self: self.world.targets)
+    @rule(data=st.data())
+    def a_process_ends(self, data: st.DataObject) -> None:
+        self.world.kill(data.draw(st.sampled_from(sorted(self.world.targets))))
+
+    @rule(is_lazy_lost=st.booleans(), takes_effect=st.lists(st.booleans(), max_size=4))
+    def the_agent_crashes(self, is_lazy_lost: bool, takes_effect: list[bool]) -> None:
+        fences = (dict(self.world.node.fences.tokens), self.world.node.fences.epoch)
+        self.world.crash(is_lazy_lost, takes_effect)
+        assert (dict(self.world.node.fences.tokens), self.world.node.fences.epoch) == fences
+
+    # -- what must hold
+
+    @invariant()
+    def one_process_at_a_time_moves_its_memory(self) -> None:
+        moving = [c.operation for c in self.world.calls if c.verb in (Verb.CHECKPOINT, Verb.RESTORE)]
+        assert len(moving) == len(set(moving))
+
+    def a_result_tells_the_truth(self, operation: OperationId, result: Result) -> None:
+        """At the moment when a result is published it agrees with the driver's true states."""
+        kind, key, leave_locked = self.kinds[operation]
+        record = self.world.node.operation(operation)
+        assert record is not None
+        worked = {process.pid: work for process, work in record.work.items()}
+        states = {
+            pid: target.state
+            for pid, target in self.world.targets.items()
+            if pid in worked and target.state is not DriverState.NONE
+        }
+        if result.is_indeterminate:
+            assert not result.is_rolled_back
+        elif result.status is Status.COMPLETE:
+            goal = DriverState.CHECKPOINTED
+            if kind is Kind.RESTORE:
+                goal = DriverState.LOCKED if leave_locked else DriverState.RUNNING
+            late = {pid for pid, work in worked.items() if work.before is DriverState.NONE}  # started CUDA since
+            assert {state for pid, state in states.items() if pid not in late} <= {goal}
+        elif result.is_rolled_back:
+            assert not result.is_gone
+            for pid, state in states.items():
+                before = worked[pid].before
+                assert before in (state, DriverState.NONE, DriverState.FAILED, DriverState.UNKNOWN)
+
+    @invariant()
+    def the_views_published_are_current(self) -> None:
+        for view in self.world.node.views():
+            assert self.world.published[view.key].view == view
+
+    def teardown(self) -> None:
+        """When faults are over, everything comes to an end and to order."""
+        world = self.world
+        world.settle()
+        for operation in self.kinds:
+            record = world.node.operation(operation)
+            assert record is not None
+            assert record.is_ended, f"{operation} never ended"
+        for view in world.node.views():
+            assert view.state is not ContextState.TRANSITIONING
+        for group, job in world.node.admission.admitted.items():
+            for target in world.targets.values():
+                if target.group != group or self.member[target.id.pid].group != group:
+                    continue
+                if self.member[target.id.pid].job != job:
+                    assert target.state is not DriverState.RUNNING, f"{target} runs without the lease"
+                elif not self._is_partly_saved(target):
+                    assert target.state is not DriverState.LOCKED, f"{target} stays locked in its own turn"
+
+    def _is_partly_saved(self, target: Target) -> bool:
+        key = self.member[target.id.pid]
+        states = {t.state for t in self.world.targets.values() if self.member[t.id.pid] == key}
+        return DriverState.CHECKPOINTED in states
+
+
+EXAMPLES = int(os.environ.get("AGENT_EXAMPLES", "150"))
+
+TestNode = NodeMachine.TestCase
+TestNode.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

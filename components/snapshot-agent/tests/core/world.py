@@ -1,0 +1,316 @@
+"""A node for the core to act on, in virtual time: processes with the driver's true states, and a record on disk."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from snapshot_agent_server.core.contexts import ProcessRecord
+from snapshot_agent_server.core.effects import (
+    Accept,
+    CallDriver,
+    Effect,
+    EndStreamsBelow,
+    ForgetOperation,
+    ForgetProcess,
+    PublishContext,
+    PublishGone,
+    PublishOperation,
+    RecordAdmission,
+    RecordEpoch,
+    RecordFence,
+    RecordOperation,
+    RecordProcess,
+    Refuse,
+)
+from snapshot_agent_server.core.events import Answered, Event, ObservedProcess, ProcessEnded, Sampled, Woken
+from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.memory import Memory
+from snapshot_agent_server.core.node import Node
+from snapshot_agent_server.core.operations import Kind, Operation, Result
+from snapshot_agent_server.core.outcomes import (
+    RESULT_OF,
+    Abandoned,
+    Code,
+    Done,
+    DriverState,
+    Gone,
+    NoRoom,
+    Outcome,
+    Refused,
+    Room,
+    Verb,
+)
+from snapshot_agent_server.core.samples import DeviceSample, Sample
+from snapshot_agent_server.core.settings import CoreSettings
+
+MIB = 1 << 20
+GPU = {GroupId("g"): AcceleratorId("GPU-0"), GroupId("h"): AcceleratorId("GPU-1")}
+FROM = {
+    Verb.LOCK: DriverState.RUNNING,
+    Verb.CHECKPOINT: DriverState.LOCKED,
+    Verb.RESTORE: DriverState.CHECKPOINTED,
+    Verb.UNLOCK: DriverState.LOCKED,
+}
+
+
+@dataclass
+class Target:
+    id: ProcessId
+    group: GroupId
+    state: DriverState
+    size: int = 8 * MIB
+
+
+@dataclass
+class Disk:
+    """What survives a crash."""
+
+    epoch: int = 0
+    tokens: dict[GroupId, int] = field(default_factory=dict)
+    admitted: dict[GroupId, JobId | None] = field(default_factory=dict)
+    processes: dict[ProcessId, tuple[ContextKey, ProcessRecord]] = field(default_factory=dict)
+    operations: dict[OperationId, Operation] = field(default_factory=dict)
+
+    def write(self, record: Effect) -> None:
+        match record:
+            case RecordFence(group, token):
+                self.tokens[group] = token
+            case RecordEpoch(epoch):
+                self.epoch = epoch
+            case RecordAdmission(group, job):
+                self.admitted[group] = job
+            case RecordProcess(process, key, usage, saved):
+                self.processes[process] = (key, ProcessRecord(process, usage=dict(usage), saved=dict(saved)))
+            case ForgetProcess(process):
+                self.processes.pop(process, None)
+            case RecordOperation(operation):
+                self.operations[operation.id] = copy.deepcopy(operation)
+            case ForgetOperation(operation_id):
+                self.operations.pop(operation_id, None)
+
+    def memory(self, states: dict[ProcessId, DriverState], now: float) -> Memory:
+        processes = []
+        for process, (key, record) in self.processes.items():
+            fresh = copy.deepcopy(record)
+            if process in states:
+                fresh.settle(states[process], now)
+            processes.append((key, fresh))
+        operations = [copy.deepcopy(operation) for operation in self.operations.values()]
+        return Memory(self.epoch, dict(self.tokens), dict(self.admitted), processes, operations)
+
+
+class World:
+    """Feeds a Node and carries out its effects when told to."""
+
+    def __init__(self, **settings: object) -> None:
+        self.now = 1000.0
+        self.settings = CoreSettings(
+            groups={group: (gpu,) for group, gpu in GPU.items()},
+            **settings,  # type: ignore[arg-type]
+        )
+        self.node = Node(self.settings)
+        self.disk = Disk()
+        self.targets: dict[int, Target] = {}
+        self.calls: list[CallDriver] = []
+        """Driver calls under way."""
+        self.accepted: dict[int, Accept] = {}
+        self.refused: dict[int, Refuse] = {}
+        self.results: dict[OperationId, list[Result]] = {}
+        self.published: dict[ContextKey, PublishContext] = {}
+        self.gone: list[ContextKey] = []
+        self.ended_below: list[int] = []
+        self.on_result: Callable[[OperationId, Result], None] = lambda operation, result: None
+        self._lazy: list[Effect] = []
+        self._numbers = 0
+        self._pids = 100
+
+    # -- what happens
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def start(self, group: str = "g", state: DriverState = DriverState.RUNNING, size: int = 8 * MIB) -> Target:
+        self._pids += 1
+        target = Target(ProcessId(self._pids, self._pids * 10), GroupId(group), state, size)
+        self.targets[self._pids] = target
+        return target
+
+    def observed(self, target: Target) -> ObservedProcess:
+        on_device = target.state in (DriverState.RUNNING, DriverState.LOCKED)
+        usage = ((GPU[target.group], target.size),) if on_device else ()
+        return ObservedProcess(target.id, target.state, usage)
+
+    def post(self, event: Event) -> list[Effect]:
+        effects = self.node.handle(event, self.now)
+        self._take(effects)
+        return effects
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass; the core is woken whenever it asked for it."""
+        end = self.now + seconds
+        for _ in range(10_000):
+            due = self.node.next_wake(self.now)
+            if due is None or due > end:
+                break
+            assert due >= self.now, "asked to be woken in the past: a busy loop"
+            self.now = max(due, self.now) + 1e-6
+            self.post(Woken())
+        else:
+            raise AssertionError("the core keeps asking to be woken")
+        self.now = max(self.now, end)
+
+    def answer(self, call: CallDriver, outcome: Outcome | None = None) -> None:
+        """A driver call comes to an end; by the rules, unless an outcome is given."""
+        self.calls.remove(call)
+        if outcome is None:
+            outcome = self.obey(call)
+        self.post(Answered(call.operation, call.process, call.verb, outcome))
+
+    def obey(self, call: CallDriver) -> Outcome:
+        target = self.targets.get(call.process.pid)
+        if target is None or target.id != call.process:
+            return Gone()
+        if call.verb is Verb.STATE:
+            if target.state is DriverState.NONE:
+                return Refused(Code.INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE")
+            return Done(target.state)
+        if target.state is DriverState.NONE:
+            return Refused(Code.INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE")
+        if target.state is not FROM[call.verb]:
+            return Refused(Code.ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE")
+        target.state = RESULT_OF[call.verb]
+        usage = {GPU[target.group]: target.size} if call.verb is Verb.CHECKPOINT else None
+        return Done(target.state, 10, usage)
+
+    def no_room(self, call: CallDriver) -> NoRoom:
+        target = self.targets[call.process.pid]
+        return NoRoom((Room(GPU[target.group], free=MIB, total=64 * MIB, needed=target.size),))
+
+    def kill(self, pid: int) -> None:
+        """A process ends; calls to it come back as such."""
+        target = self.targets.pop(pid)
+        self.post(ProcessEnded(target.id))
+        for call in [call for call in self.calls if call.process == target.id]:
+            self.answer(call, Gone())
+
+    def sample(self) -> None:
+        states = {}
+        for pid in self.node.pids_to_ask(self.now):
+            target = self.targets.get(pid)
+            states[pid] = target.state if target is not None else DriverState.NONE
+        devices = []
+        for index, (group, gpu) in enumerate(GPU.items()):
+            here = {
+                pid: target.size
+                for pid, target in self.targets.items()
+                if target.group == group and target.state in (DriverState.RUNNING, DriverState.LOCKED)
+            }
+            devices.append(DeviceSample(gpu, index, "GPU", 64 * MIB, sum(here.values()), 0.0, dict(here)))
+        taken_at, self.now = self.now, self.now + 1e-4
+        self.post(Sampled(Sample(taken_at, tuple(devices), states)))
+
+    def crash(self, is_lazy_lost: bool, takes_effect: Sequence[bool] = ()) -> None:
+        """The agent is killed and starts again. Calls under way are cut off, and take effect or not."""
+        for call, does in zip(self.calls, [*takes_effect, *[False] * len(self.calls)], strict=False):
+            if does:
+                self.obey(call)
+        self.calls.clear()
+        if not is_lazy_lost:
+            self._flush()
+        self._lazy.clear()
+        self.node = Node(self.settings)
+        self.published.clear()
+        states = {target.id: target.state for target in self.targets.values()}
+        effects = self.node.recover(self.disk.memory(states, self.now), self.now)
+        self._take(effects)
+        for process in list(self.disk.processes):
+            if process.pid not in self.targets:
+                self.post(ProcessEnded(process))
+
+    def settle(self, seconds: float = 300.0) -> None:
+        """Faults are over: answer all calls by the rules, sample, and let time pass, until nothing is left to do."""
+        end = self.now + seconds
+        while self.now < end:
+            while self.calls:
+                self.answer(self.calls[0])
+            if self.node.is_idle():
+                self.now += 0.001
+                self.sample()
+                if not self.calls and self.node.next_wake(self.now) is None:
+                    return
+            self.pass_time(0.25)
+        raise AssertionError(f"operations that never end: {self.node._queue.active}")
+
+    # -- what the core wants
+
+    def _take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(
+                effect,
+                RecordFence
+                | RecordEpoch
+                | RecordAdmission
+                | RecordProcess
+                | ForgetProcess
+                | RecordOperation
+                | ForgetOperation,
+            ):
+                self._lazy.append(copy.deepcopy(effect))
+                if not getattr(effect, "is_lazy", isinstance(effect, ForgetProcess | ForgetOperation)):
+                    self._flush()
+        for effect in effects:
+            match effect:
+                case CallDriver():
+                    others = [call for call in self.calls if call.process == effect.process]
+                    assert not others, f"two calls at once to one process: {effect} beside {others}"
+                    self.calls.append(effect)
+                case Accept(call):
+                    assert call not in self.accepted
+                    assert call not in self.refused
+                    self.accepted[call] = effect
+                case Refuse(call):
+                    assert call not in self.accepted
+                    assert call not in self.refused
+                    self.refused[call] = effect
+                case PublishOperation(operation, _, _, result):
+                    self.results.setdefault(operation, []).append(result)
+                    self.on_result(operation, result)
+                case PublishContext(view):
+                    self.published[view.key] = effect
+                case PublishGone(key, _):
+                    self.gone.append(key)
+                    self.published.pop(key, None)
+                case EndStreamsBelow(epoch):
+                    self.ended_below.append(epoch)
+                case _:
+                    pass
+
+    def _flush(self) -> None:
+        for record in self._lazy:
+            self.disk.write(record)
+        self._lazy.clear()
+
+
+FAULTS = ("flake", "died", "died after", "refused")
+
+
+def fault(world: World, call: CallDriver, kind: str) -> Outcome:
+    """The outcome of a call that fails in one of the ways of FAULTS."""
+    match kind:
+        case "flake":
+            return Refused(Code.NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED")
+        case "died":
+            return Abandoned("no answer")
+        case "died after":
+            world.obey(call)
+            return Abandoned("no answer")
+        case _:
+            if call.verb is Verb.STATE:
+                return Refused(999, "CUDA_ERROR_UNKNOWN")
+            return world.no_room(call) if call.verb is Verb.RESTORE else Refused(Code.NOT_SUPPORTED, "NOT_SUPPORTED")
+
+
+__all__ = ["FAULTS", "FROM", "GPU", "Kind", "Target", "World", "fault"]
