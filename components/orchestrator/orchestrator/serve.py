@@ -56,15 +56,16 @@ async def serve(
     """
     store = await SqliteStore.open(state_dir)
     try:
-        return await _lead(config, infra, listen, store, stop, ready)
+        return await lead(config, infra, listen, store, stop, ready)
     finally:
         await store.close()
 
 
-async def _lead(
+async def lead(
     config: OrchestratorConfig, infra: Infra, listen: Sequence[str], store: Store, stop: asyncio.Event,
     ready: Callable[[Served], None],
 ) -> str | None:
+    """As `serve`, on a store that is open already, and stays open."""
     topologies = infra.topologies()
     topology = await anext(topologies)
     targets = _targets(topology)

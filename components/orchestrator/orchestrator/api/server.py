@@ -92,27 +92,31 @@ class OrchestratorService(pb_grpc.TimeSliceOrchestratorServiceServicer):
     # The contract.
 
     async def Acquire(self, request: pb.AcquireRequest, context: Any) -> pb.AcquireResponse:
-        await self._admit(request, context)
+        if not self._admits(request, context):
+            return pb.AcquireResponse()
         call, answer = self._calls.open()
         context.add_done_callback(lambda _: self._acquire_ended(call, context))
         self._core.post(wire.acquire(request, call))
         return await self._answered(answer, context)  # type: ignore[no-any-return]
 
     async def Yield(self, request: pb.YieldRequest, context: Any) -> pb.YieldResponse:
-        await self._admit(request, context)
+        if not self._admits(request, context):
+            return pb.YieldResponse()
         call, answer = self._calls.open()
         context.add_done_callback(lambda _: self._calls.close(call))
         self._core.post(wire.yielded(request, call))
         return await self._answered(answer, context)  # type: ignore[no-any-return]
 
     async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
-        await self._admit(request, context)
+        if not self._admits(request, context):
+            return pb.EvictResponse()
         call, answer = self._calls.open()
         event = wire.evict(request, call)
         if event is None:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"action {request.action} is not one of EvictRequest.Action")
-            raise AssertionError
+            self._calls.close(call)
+            context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+            context.set_details(f"action {request.action} is not one of EvictRequest.Action")
+            return pb.EvictResponse()
         context.add_done_callback(lambda _: self._calls.close(call))
         self._core.post(event)
         return await self._answered(answer, context)  # type: ignore[no-any-return]
@@ -121,7 +125,8 @@ class OrchestratorService(pb_grpc.TimeSliceOrchestratorServiceServicer):
         return pb.ListGroupsResponse(group_ids=self._core.group_ids())
 
     async def GetGroupStatus(self, request: pb.GetGroupStatusRequest, context: Any) -> pb.GetGroupStatusResponse:
-        await self._validate(request, context)
+        if not self._is_valid(request, context):
+            return pb.GetGroupStatusResponse()
         view = self._core.view(GroupId(request.group_id))
         if view is None:
             await self._abort(context, unknown_group(request.group_id))
@@ -131,7 +136,8 @@ class OrchestratorService(pb_grpc.TimeSliceOrchestratorServiceServicer):
 
     async def WatchGroups(self, request: pb.WatchGroupsRequest, context: Any) -> None:
         """Events after `after_sequence` from memory (of the group, its id only), the present state, every change."""
-        await self._validate(request, context)
+        if not self._is_valid(request, context):
+            return
         known = self._core.group_ids()
         for group in request.group_ids:
             if group not in known:
@@ -197,15 +203,25 @@ class OrchestratorService(pb_grpc.TimeSliceOrchestratorServiceServicer):
         if not context.done() and not self._is_stopped:
             self._core.post(CallCancelled(call))
 
-    async def _admit(self, request: Any, context: Any) -> None:
-        await self._validate(request, context)
+    def _admits(self, request: Any, context: Any) -> bool:
+        """Whether the call may go on; if not, its status is set."""
+        if not self._is_valid(request, context):
+            return False
         if self._is_stopping:
-            await self._abort(context, STOPPING)
+            context.set_code(STATUS[STOPPING.code])
+            context.set_details(STOPPING.text)
+        return not self._is_stopping
 
-    async def _validate(self, request: Any, context: Any) -> None:
+    def _is_valid(self, request: Any, context: Any) -> bool:
+        """Whether the request has the right form; if not, the call's status is set.
+
+        Set, not raised: an exception that travels through grpc keeps huge requests in memory three times as long.
+        """
         problem = problem_of(request)
         if problem is not None:
-            await context.abort(problem.code, problem.text)
+            context.set_code(problem.code)
+            context.set_details(problem.text)
+        return problem is None
 
     async def _abort(self, context: Any, refusal: Refusal) -> NoReturn:
         await context.abort(STATUS[refusal.code], refusal.text)

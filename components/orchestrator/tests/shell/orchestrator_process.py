@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 START_TIMEOUT_S = 30.0
@@ -91,9 +90,3 @@ class OrchestratorProcess:
             self.errors += line.decode()
 
 
-def arguments(socket: Path, state: Path, *agents: str, more: Sequence[str] = ()) -> list[str]:
-    """The flags of an orchestrator that listens on a unix socket."""
-    flags = ["--listen", f"unix:{socket}", "--state-dir", str(state)]
-    for agent in agents:
-        flags += ["--agent", agent]
-    return flags + list(more)
