@@ -124,5 +124,28 @@ def timesliced(weights: str = "job-b-sha", extra: Sequence[JournalLine] = ()) ->
         "job-a": history("job-a", turns_a, 0.5, "job-a-sha"),
         "job-b": history("job-b", turns_b, 0.6, weights),
     }
-    log = (GroupLogEntry(1, 0.0, "granted", Pool.SAMPLER, "job-a", 1, 0, ""),)
-    return RunLog(((0, 441 * MS),), histories, samples(journal, 440), (*journal, *extra), log)
+    return RunLog(((0, 441 * MS),), histories, samples(journal, 440), (*journal, *extra), group_log())
+
+
+def group_log() -> tuple[GroupLogEntry, ...]:
+    """What the orchestrator would say of that run."""
+    said = [
+        ("state", "sampler", ""),
+        ("queued", "sampler", "job-b"),
+        ("granted", "sampler", "job-a"),
+        ("yielded", "sampler", "job-a"),
+        ("granted", "trainer", "job-a"),
+        ("granted", "sampler", "job-b"),
+        ("yielded", "sampler", "job-b"),
+        ("queued", "trainer", "job-b"),
+        ("granted", "sampler", "job-a"),
+        ("yielded", "sampler", "job-a"),
+        ("yielded", "trainer", "job-a"),
+        ("granted", "trainer", "job-b"),
+        ("granted", "sampler", "job-b"),
+        ("yielded", "sampler", "job-b"),
+        ("yielded", "trainer", "job-b"),
+    ]
+    return tuple(
+        GroupLogEntry(number, 0.0, kind, Pool(pool), job, 0, 0, "") for number, (kind, pool, job) in enumerate(said)
+    )

@@ -1,8 +1,12 @@
 """Figures from observations: every one is checked against a run whose figures can be worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
-from hand_made_runs import MS, ORDINALS, PLAN, SETTINGS, kernel, solo, timesliced
+from hand_made_runs import MS, ORDINALS, PLAN, SETTINGS, group_log, kernel, solo, timesliced
+from timeslice_demo.ground_truth import Lease
 from timeslice_demo.job_events import EventKind, JobEvent
+from timeslice_demo.lease_log import disagreements
 from timeslice_demo.measure import handoffs, percentile, phase_ratio, pool_figures, swap_times
 from timeslice_demo.outcome import Outcome, make_outcome
 from timeslice_demo.recorded import Pool
@@ -99,6 +103,26 @@ def test_changed_memory_is_a_failure_though_the_results_are_equal() -> None:
     assert all(bad.comparison.weights_equal.values())
     assert not bad.comparison.identical
     assert "job-b, step 1: the trainer's device memory came back changed" in bad.failures[0]
+
+
+def test_a_grant_beside_another_holder_is_a_failure() -> None:
+    log = group_log()
+    yielded = next(entry for entry in log if entry.kind == "yielded")
+    found = disagreements([entry for entry in log if entry is not yielded], timesliced().leases())
+    assert found == ["the sampler pool was granted to job-b while job-a held it"]
+    bad = replace(timesliced(), group_log=tuple(entry for entry in log if entry is not yielded))
+    assert "the log of leases is wrong" in outcome(bad).failures[0]
+
+
+def test_a_yield_by_somebody_else_is_a_failure() -> None:
+    log = [replace(entry, job="job-b") if entry.kind == "yielded" else entry for entry in group_log()]
+    assert "given back by job-b while job-a held it" in disagreements(log, timesliced().leases())[0]
+
+
+def test_a_lease_that_the_orchestrator_knows_nothing_of_is_a_failure() -> None:
+    leases = [*timesliced().leases(), Lease("job-b", Pool.TRAINER, 1000 * MS, 1001 * MS)]
+    assert "was granted to job-a, job-b, but used by job-a, job-b, job-b" in disagreements(group_log(), leases)[0]
+    assert disagreements(group_log(), timesliced().leases()) == []
 
 
 def test_device_time_without_a_lease_is_a_failure() -> None:

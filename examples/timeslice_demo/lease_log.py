@@ -1,13 +1,18 @@
 """The orchestrator's own account of its groups, followed from the first grant to the last."""
 
-import contextlib
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2, orchestrator_pb2_grpc
 
+from timeslice_demo.ground_truth import Lease
 from timeslice_demo.recorded import Pool
+
+GRANTED = "granted"
+YIELDED = "yielded"
+"""Kinds of GroupEvents that begin and end a lease; others tell of queues and switches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +38,21 @@ class LeaseLog:
         self._stream = stub.WatchGroups(orchestrator_pb2.WatchGroupsRequest(group_ids=list(Pool)))
         self._entries: list[GroupLogEntry] = []
         self._error: grpc.RpcError | None = None
+        self._has_ended = False
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="lease log", daemon=True)
         self._thread.start()
+
+    def wait_for_job(self, job: str) -> None:
+        """Return when the orchestrator has the job in a queue, or holding a group.
+
+        Raises:
+            grpc.RpcError: the stream broke before.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended or any(entry.job == job for entry in self._entries))
+            if self._error is not None:
+                raise self._error
 
     def stop(self) -> list[GroupLogEntry]:
         """End the stream; return what came.
@@ -50,13 +68,45 @@ class LeaseLog:
         return self._entries
 
     def _read(self) -> None:
-        with contextlib.suppress(grpc.FutureCancelledError):
-            try:
-                for event in self._stream:
+        try:
+            for event in self._stream:
+                with self._changed:
                     self._entries.append(_entry(event))
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.CANCELLED:
-                    self._error = error
+                    self._changed.notify_all()
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.CANCELLED:
+                self._error = error
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+
+def disagreements(entries: Sequence[GroupLogEntry], leases: Sequence[Lease]) -> list[str]:
+    """Where the orchestrator's log is not one lease after the other, or not the jobs' own account; empty if all is well.
+
+    Judged by the order of events alone, so no clock is involved.
+    """
+    found: list[str] = []
+    for pool in Pool:
+        holder: str | None = None
+        granted: list[str] = []
+        for entry in sorted(entries, key=lambda entry: entry.sequence):
+            if entry.pool is not pool:
+                continue
+            if entry.kind == GRANTED:
+                if holder is not None:
+                    found.append(f"the {pool} pool was granted to {entry.job} while {holder} held it")
+                holder = entry.job
+                granted.append(entry.job)
+            elif entry.kind == YIELDED:
+                if holder != entry.job:
+                    by = holder or "nobody"
+                    found.append(f"the {pool} pool was given back by {entry.job} while {by} held it")
+                holder = None
+        own = [lease.job for lease in sorted(leases, key=lambda lease: lease.begin_ns) if lease.pool is pool]
+        if own != granted:
+            found.append(f"the {pool} pool was granted to {', '.join(granted)}, but used by {', '.join(own)}")
+    return found
 
 
 def _entry(event: orchestrator_pb2.GroupEvent) -> GroupLogEntry:

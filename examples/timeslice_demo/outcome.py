@@ -7,6 +7,7 @@ from typing import Any
 
 from timeslice_demo.bound import Schedule, simulate
 from timeslice_demo.ground_truth import Verdict
+from timeslice_demo.lease_log import GRANTED, disagreements
 from timeslice_demo.measure import (
     VOID_ABOVE,
     Comparison,
@@ -42,6 +43,8 @@ class Outcome:
     swaps: Mapping[Pool, SwapTimes]
     comparison: Comparison
     verdict: Verdict
+    disagreements: tuple[str, ...]
+    """Where the orchestrator's log of leases is not what the jobs say, or has two holders at once."""
     bound: Schedule
     busiest_load_s: Mapping[Pool, float]
     """What each pool had to do in the solo run: no schedule of these phases is shorter than the larger of them."""
@@ -92,6 +95,7 @@ class Outcome:
                 f"{self.verdict.device_s_without_lease:.6f} s of device time and {self.verdict.touches_without_lease}"
                 f" other uses without a lease, for example: {'; '.join(self.verdict.examples)}."
             )
+        found += [f"the log of leases is wrong: {text}." for text in self.disagreements]
         return found
 
 
@@ -110,6 +114,7 @@ def make_outcome(
         swaps={pool: swap_times(timesliced, ordinals[pool]) for pool in Pool},
         comparison=compare(solo, timesliced),
         verdict=judge_run(timesliced, ordinals),
+        disagreements=tuple(disagreements(timesliced.group_log, timesliced.leases())),
         bound=simulate(measured, plan.swaps),
         busiest_load_s={pool: Plan(measured, plan.swaps).load_s(pool) for pool in Pool},
         phase_ratio=phase_ratio(solo, timesliced),
@@ -138,6 +143,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             "device_s_without_lease": outcome.verdict.device_s_without_lease,
             "touches_without_lease": outcome.verdict.touches_without_lease,
             "device_s": outcome.verdict.device_s,
+            "leases_granted": sum(entry.kind == GRANTED for entry in outcome.timesliced.group_log),
         },
         "makespan_over_solo": outcome.makespan_ratio,
         "active_share_mean": {

@@ -78,7 +78,8 @@ class Runs:
         with self._sampling(environment) as samples:
             for name in names:
                 jobs.go(name)
-                jobs.wait_for(EventKind.ASKED, [name])  # so that they queue in the order of their names
+                jobs.wait_for(EventKind.ASKED, [name])
+                lease_log.wait_for_job(name)  # so that they queue in the order of their names
             jobs.wait_for(EventKind.FINISHED, names)
         log = RunLog(
             (_span(jobs, names),), jobs.histories, tuple(samples), tuple(gpus.journal()), tuple(lease_log.stop())
