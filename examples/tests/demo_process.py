@@ -15,12 +15,12 @@ class DemoProcess:
     """`python -m timeslice_demo ARGUMENTS`, with warnings as errors in it and in all that it starts."""
 
     def __init__(self, *arguments: str, libraries: str | None = None) -> None:
-        libraries = libraries if libraries is not None else os.environ["GPU_MOCK_LIB_DIR"]
+        libraries = libraries or os.environ["GPU_MOCK_LIB_DIR"]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "PYTHONWARNINGS": "error",
-            "GPU_MOCK_LIB_DIR": libraries and str(Path(libraries).absolute()),
+            "GPU_MOCK_LIB_DIR": str(Path(libraries).absolute()),
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "timeslice_demo", *arguments],

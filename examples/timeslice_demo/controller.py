@@ -36,7 +36,7 @@ class Job:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         role = RoleConfig(seed=spec.seed, ordinals=spec.ordinals, device_share=spec.device_share, grpo=spec.grpo)
-        self._workers = {pool: Worker(WorkerSpec(pool, role, Path(spec.digits))) for pool in Pool}
+        self._workers = {pool: Worker(WorkerSpec(pool, role, Path(spec.digits), Path(spec.kernels))) for pool in Pool}
         emit(EventKind.STARTED, pids={pool: worker.pid for pool, worker in self._workers.items()})
         self._turns: Turns | None = None
         self._rollouts: Rollouts | None = None

@@ -6,7 +6,6 @@ writes device memory while the kernel runs, as a framework's copies overlap its 
 """
 
 import ctypes
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -39,16 +38,20 @@ class OutOfDeviceMemory(DeviceError):
 
 
 class Device:
-    """The accelerator with that ordinal, with its primary context current in the calling thread."""
+    """The accelerator with that ordinal, with its primary context current in the calling thread.
 
-    def __init__(self, ordinal: int) -> None:
+    Args:
+        kernels: PTX text with the kernel `busy(u64 microseconds)`.
+    """
+
+    def __init__(self, ordinal: int, kernels: str) -> None:
         _call(driver.cuInit, 0)
         device = _call(driver.cuDeviceGet, ordinal)
         _call(driver.cuCtxSetCurrent, _call(driver.cuDevicePrimaryCtxRetain, device))
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         self._work_stream = _call(driver.cuStreamCreate, flags)
         self._copy_stream = _call(driver.cuStreamCreate, flags)
-        module = _call(driver.cuModuleLoadData, _kernels())
+        module = _call(driver.cuModuleLoadData, kernels.encode() + b"\0")
         self._busy_kernel = _call(driver.cuModuleGetFunction, module, b"busy")
 
     @property
@@ -89,10 +92,6 @@ class Device:
     def wait(self) -> None:
         """Return when the device has done all it was given."""
         _call(driver.cuStreamSynchronize, self._work_stream)
-
-
-def _kernels() -> bytes:
-    return resources.files(__package__).joinpath("kernels.ptx").read_bytes() + b"\0"
 
 
 def _call(function: Any, *arguments: Any) -> Any:

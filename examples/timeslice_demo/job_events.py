@@ -21,6 +21,8 @@ class JobSpec:
     grpo: GrpoConfig
     digits: str
     """Path of the data set."""
+    kernels: str
+    """Path of the PTX text."""
     orchestrator: str = ""
     """Address; empty: the devices are the job's own."""
     agent: str = ""

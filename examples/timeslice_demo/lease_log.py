@@ -82,7 +82,7 @@ class LeaseLog:
 
 
 def disagreements(entries: Sequence[GroupLogEntry], leases: Sequence[Lease]) -> list[str]:
-    """Where the orchestrator's log is not one lease after the other, or not the jobs' own account; empty if all is well.
+    """Where the orchestrator's log is not one lease after the other, or not what the jobs say; empty if all is well.
 
     Judged by the order of events alone, so no clock is involved.
     """

@@ -237,3 +237,7 @@ def _print_tail(errors: IO[str], lines: int = 12) -> None:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

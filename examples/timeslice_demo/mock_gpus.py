@@ -9,32 +9,29 @@ from timeslice_demo.ground_truth import JournalLine, read_journal
 from timeslice_demo.recorded import Swap
 
 MIB = 2**20
-LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-mock")
+KERNELS = "kernels.ptx"
+LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-mock", KERNELS)
 
 
 class NoMock(Exception):
-    """The mock's libraries are not there; the text says what to do."""
+    """The mock, or a part of it, is not there or does not do what it is told; the text says what to do."""
 
 
 def find_libraries() -> Path:
-    """The folder with the mock's libraries, as GPU_MOCK_LIB_DIR names it.
+    """The folder with the mock's libraries: $GPU_MOCK_LIB_DIR, else where Bazel puts them beside this program.
 
     Raises:
-        NoMock: it is not set, or something is missing there.
+        NoMock: something is missing there.
     """
-    folder = os.environ.get("GPU_MOCK_LIB_DIR", "")
-    if not folder:
-        raise NoMock(
-            "GPU_MOCK_LIB_DIR is not set; run this as `./bazelw run //:demo`, or name the folder of the mock's"
-            " libraries"
-        )
-    path = Path(folder).absolute()
-    missing = [name for name in LIBRARIES if not (path / name).exists()]
+    named = os.environ.get("GPU_MOCK_LIB_DIR")
+    folder = Path(named).absolute() if named else Path(__file__).absolute().parents[2] / "components" / "gpu-mock"
+    missing = [name for name in LIBRARIES if not (folder / name).exists()]
     if missing:
         raise NoMock(
-            f"{path} has no {', '.join(missing)}; GPU_MOCK_LIB_DIR must name the folder of the mock's libraries"
+            f"{folder} has no {', '.join(missing)}; run this as `./bazelw run //:demo`, or let GPU_MOCK_LIB_DIR name"
+            " the mock's folder"
         )
-    return path
+    return folder
 
 
 class MockGpus:

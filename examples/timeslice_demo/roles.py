@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 
 from timeslice_demo.arena import Arena, Memory
-from timeslice_demo.device import Device
 from timeslice_demo.digits import Digits
 from timeslice_demo.grpo import Adam, Floats, GrpoConfig, Rollouts, generate, initial_adam, initial_weights, train
 from timeslice_demo.recorded import Pool
@@ -79,7 +78,7 @@ def _rollout_fields(config: GrpoConfig) -> dict[str, tuple[tuple[int, ...], type
 class Sampler:
     """Answers prompts with the policy whose weights lie on its device."""
 
-    def __init__(self, config: RoleConfig, digits: Digits, open_device: OpenDevice = Device) -> None:
+    def __init__(self, config: RoleConfig, digits: Digits, open_device: OpenDevice) -> None:
         self._config, self._digits, self._open_device = config, digits, open_device
         self._device: Accelerator | None = None
         self._arena: Arena | None = None
@@ -124,7 +123,7 @@ class Sampler:
 class Trainer:
     """Improves the policy; weights, reference, optimizer state and rollouts lie on its device."""
 
-    def __init__(self, config: RoleConfig, digits: Digits, open_device: OpenDevice = Device) -> None:
+    def __init__(self, config: RoleConfig, digits: Digits, open_device: OpenDevice) -> None:
         self._config, self._digits, self._open_device = config, digits, open_device
         self._device: Accelerator | None = None
         self._arena: Arena | None = None
@@ -187,7 +186,10 @@ class Trainer:
         return device, self._arena
 
 
-ROLES: dict[Pool, Callable[[RoleConfig, Digits], Sampler | Trainer]] = {Pool.SAMPLER: Sampler, Pool.TRAINER: Trainer}
+ROLES: dict[Pool, Callable[[RoleConfig, Digits, OpenDevice], Sampler | Trainer]] = {
+    Pool.SAMPLER: Sampler,
+    Pool.TRAINER: Trainer,
+}
 
 
 def _open_arena(

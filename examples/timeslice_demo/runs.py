@@ -12,7 +12,7 @@ from timeslice_demo.grpo import GrpoConfig
 from timeslice_demo.job_events import EventKind, JobSpec
 from timeslice_demo.jobs import START_LIMIT_S, JobFailed, Jobs, Listener
 from timeslice_demo.lease_log import LeaseLog
-from timeslice_demo.mock_gpus import MockGpus
+from timeslice_demo.mock_gpus import KERNELS, MockGpus
 from timeslice_demo.nvml_samples import Sample
 from timeslice_demo.recorded import Plan, Pool
 from timeslice_demo.run_log import RunLog
@@ -126,6 +126,7 @@ class Runs:
                 device_share=config.device_share,
                 grpo=GrpoConfig(),
                 digits=str(self._digits),
+                kernels=str(config.libraries / KERNELS),
             )
             for number, (job, steps) in enumerate(config.plan.jobs.items())
         ]

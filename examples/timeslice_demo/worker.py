@@ -25,6 +25,8 @@ class WorkerSpec:
     pool: Pool
     role: RoleConfig
     digits: Path
+    kernels: Path
+    """PTX text of the kernel that keeps a device busy."""
 
 
 @dataclass(frozen=True, slots=True)

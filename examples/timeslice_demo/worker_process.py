@@ -5,10 +5,11 @@ Usage: python -m timeslice_demo.worker_process DESCRIPTOR, where DESCRIPTOR is a
 
 import os
 import sys
+from functools import partial
 from multiprocessing.connection import Connection
 
 from timeslice_demo.child_processes import die_with_parent
-from timeslice_demo.device import DeviceError, OutOfDeviceMemory
+from timeslice_demo.device import Device, DeviceError, OutOfDeviceMemory
 from timeslice_demo.digits import read_digits
 from timeslice_demo.roles import ROLES, PhaseResult
 from timeslice_demo.worker import OTHER, OUT_OF_MEMORY, WorkerError, WorkerSpec
@@ -16,7 +17,8 @@ from timeslice_demo.worker import OTHER, OUT_OF_MEMORY, WorkerError, WorkerSpec
 
 def _serve(channel: Connection) -> None:
     spec: WorkerSpec = channel.recv()
-    role = ROLES[spec.pool](spec.role, read_digits(spec.digits))
+    open_device = partial(Device, kernels=spec.kernels.read_text(encoding="utf-8"))
+    role = ROLES[spec.pool](spec.role, read_digits(spec.digits), open_device)
     channel.send(PhaseResult([]))  # ready
     while True:
         try:
