@@ -15,6 +15,8 @@ from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb_grpc
 
 LIMIT_S = 20.0
+LOOK_AGAIN_S = 0.05
+"""Some of what status shows comes with time alone, for which there is no event."""
 QUICK = ("--reattach-s", "0.5", "--backoff-s", "0.02")
 """Times for tests that would wait for the defaults."""
 
@@ -74,15 +76,19 @@ class Cluster:
         return answer.group
 
     async def shows(self, wanted: Any, group: str = "g") -> pb.GroupStatus:
-        """Wait until the group's status is as wanted; looked at whenever WatchGroups tells a change."""
+        """Wait until the group's status is as wanted; looked at after every event, and as time passes."""
         async with asyncio.timeout(LIMIT_S):
             watch = self.stub.WatchGroups(pb.WatchGroupsRequest(group_ids=[group]), wait_for_ready=True)
+            event = asyncio.ensure_future(watch.read())
             try:
-                while True:
-                    event = await watch.read()
-                    if wanted(event.group):
-                        return event.group
+                while not wanted(status := await self.status(group)):
+                    await asyncio.wait([event], timeout=LOOK_AGAIN_S)
+                    if event.done():
+                        assert event.result() is not grpc.aio.EOF
+                        event = asyncio.ensure_future(watch.read())
+                return status
             finally:
+                event.cancel()
                 watch.cancel()
 
     async def queued(self, depth: int, group: str = "g") -> None:

@@ -22,7 +22,9 @@ class OrchestratorProcess:
         self._grew = asyncio.Condition()
         self._readers: list[asyncio.Task[None]] = []
         self.errors = ""
+        self.text = ""
         self._is_silent = False
+        self._is_json = True
 
     async def start(self) -> None:
         """Start it and wait until it serves."""
@@ -42,6 +44,11 @@ class OrchestratorProcess:
             asyncio.create_task(self._read_lines(), name="orchestrator stdout"),
             asyncio.create_task(self._read_errors(), name="orchestrator stderr"),
         ]
+
+    async def spawn_for_text(self) -> None:
+        """Start it to write text for people, not log lines, into `text`."""
+        self._is_json = False
+        await self.spawn()
 
     async def logged(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until a line was logged, since the last start, that is wanted."""
@@ -77,7 +84,10 @@ class OrchestratorProcess:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             async with self._grew:
-                self.lines.append(json.loads(line))
+                if self._is_json:
+                    self.lines.append(json.loads(line))
+                else:
+                    self.text += line.decode()
                 self._grew.notify_all()
         async with self._grew:
             self._is_silent = True
