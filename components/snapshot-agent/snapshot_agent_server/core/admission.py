@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
+from snapshot_agent_server.core.contexts import Context
 from snapshot_agent_server.core.effects import Effect, RecordAdmission
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId
 from snapshot_agent_server.core.operations import Kind, Operation
@@ -56,19 +57,26 @@ class Admission:
         self, registry: Registry, busy: Set[ContextKey], settings: CoreSettings, now: float
     ) -> Iterator[tuple[Kind, ContextKey]]:
         """Contexts that run though they must not, or are locked though it is their turn, and what mends it."""
-        for group, job in self.admitted.items():
-            for context in registry.in_group(group):
-                key = context.key
-                wrong = DriverState.LOCKED if key.job == job else DriverState.RUNNING
-                if wrong not in context.states():
-                    self._attempts.pop(key, None)
-                    continue
-                attempt = self._attempts.get(key)
-                if key in busy or (attempt is not None and attempt.retry_at > now):
-                    continue
-                count = attempt.count + 1 if attempt is not None else 1
-                self._attempts[key] = _Attempt(count, now + settings.backoff(count + 3))
-                yield Kind.UNLOCK if key.job == job else Kind.LOCK, key
+        for key, context in registry.contexts.items():
+            kind = self._repair(context, now)
+            if kind is None:
+                self._attempts.pop(key, None)
+                continue
+            attempt = self._attempts.get(key)
+            if key in busy or (attempt is not None and attempt.retry_at > now):
+                continue
+            count = attempt.count + 1 if attempt is not None else 1
+            self._attempts[key] = _Attempt(count, now + settings.backoff(count + 3))
+            yield kind, key
+
+    def _repair(self, context: Context, now: float) -> Kind | None:
+        states, key = context.states(), context.key
+        if key.group not in self.admitted:
+            is_late = any(process.is_locked_late(now) for process in context.processes.values())
+            return Kind.UNLOCK if is_late else None
+        if key.job == self.admitted[key.group]:
+            return Kind.UNLOCK if DriverState.LOCKED in states else None
+        return Kind.LOCK if DriverState.RUNNING in states else None
 
     def wake_at(self, now: float) -> float | None:
         return min((a.retry_at for a in self._attempts.values() if a.retry_at > now), default=None)

@@ -35,6 +35,14 @@ class ProcessRecord:
     suspect_until: float = 0.0
     """A call to it was abandoned and may still take effect: its state is asked with every sample until then."""
 
+    left_as: DriverState = DriverState.UNKNOWN
+    """Where the last operation on it left it."""
+
+    def is_locked_late(self, now: float) -> bool:
+        """A lock that was abandoned and rolled back has taken effect after all."""
+        is_suspect = self.suspect_until > now
+        return is_suspect and self.left_as is DriverState.RUNNING and self.state is DriverState.LOCKED
+
     def settle(self, state: DriverState, now: float, measured: Mapping[AcceleratorId, int] | None = None) -> None:
         """The driver said where the process is; its memory counts on the device or on the host accordingly.
 

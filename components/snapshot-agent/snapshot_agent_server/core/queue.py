@@ -238,6 +238,8 @@ class Queue:
         if not result.is_indeterminate:
             operation.phase = Phase.ENDED
             operation.ended_at = now
+            for record in self._registry.records(operation.keys):
+                record.left_as = record.state
             del self.active[operation.id]
             if result.status is Status.FAILED:
                 effects += self._admission.failed(operation)

@@ -151,7 +151,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     def a_result_tells_the_truth(self, operation: OperationId, result: Result) -> None:
         """At the moment when a result is published it agrees with the driver's true states."""
-        kind, key, leave_locked = self.kinds[operation]
+        kind, _, leave_locked = self.kinds[operation]
         record = self.world.node.operation(operation)
         assert record is not None
         worked = {process.pid: work for process, work in record.work.items()}
