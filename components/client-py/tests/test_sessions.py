@@ -278,6 +278,27 @@ def test_interrupted_acquire_leaves_the_queue_though_the_process_lives_on(orches
         assert process.poll() is None
 
 
+def test_interrupt_while_the_call_is_begun_leaves_the_queue_too(orchestrator, connect):
+    """Who keeps the exception, as a notebook does, keeps the call: it must be cancelled, not only forgotten."""
+    orchestrator.hold("trainers")
+    client = connect()
+    real = client._stub.Acquire
+
+    class InterruptedInTheMiddle:
+        def future(self, request, timeout):
+            pending = real.future(request, timeout=timeout)
+            orchestrator.wait_until(lambda: len(orchestrator.groups["trainers"].waiting) == 1)
+            signal.raise_signal(signal.SIGINT)
+            return pending
+
+    client._stub.Acquire = InterruptedInTheMiddle()
+    with pytest.raises(KeyboardInterrupt) as kept:
+        client.acquire()
+    orchestrator.wait_until(lambda: orchestrator.groups["trainers"].waiting == [])
+    assert kept.tb
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_process_that_ends_without_close_ends_quietly(orchestrator):
     with run(WAIT, orchestrator) as process:
         assert process.wait(20) == 0

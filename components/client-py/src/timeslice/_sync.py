@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -60,6 +63,26 @@ class Contact:
         logger.warning(
             "orchestrator at %s unreachable%s, retrying (%s: %s)", self._target, lasting, status.code, status.details
         )
+
+
+@contextlib.contextmanager
+def interrupt_deferred() -> Iterator[None]:
+    """Let Ctrl-C wait until the block's end, so that a call that was begun is known to whoever must cancel it.
+
+    Who keeps the exception (a notebook does) would keep the call too: a waiter that nobody waits for. For short blocks.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
 
 
 class SessionKeeper:

@@ -25,7 +25,7 @@ from timeslice._core.calls import AcquireCall, Call, GiveUp, Patience, Send, Sta
 from timeslice._core.leases import HeldLease, Holding, LeaseBook
 from timeslice._core.sessions import Session, SessionState
 from timeslice._processes import REGISTERED
-from timeslice._sync import Contact, SessionKeeper
+from timeslice._sync import Contact, SessionKeeper, interrupt_deferred
 from timeslice.orchestrator.exceptions import (
     OrchestratorConnectionError,
     OrchestratorError,
@@ -360,15 +360,18 @@ class TimeSliceOrchestratorClient:
 
     def _attempt(self, rpc: Any, request: Any, send: Send) -> tuple[Any, Status | None]:
         """The reply, or how the attempt failed. However this is left, the attempt is over."""
-        pending = rpc.future(request, timeout=send.timeout_s)
+        pending = None
         try:
+            with interrupt_deferred():
+                pending = rpc.future(request, timeout=send.timeout_s)
             reply = pending.result()
         except grpc.RpcError as err:
             return None, status_of(err)
         except grpc.FutureCancelledError:
             return None, Status("CANCELLED", "the call was cancelled")
         finally:
-            pending.cancel()  # Ctrl-C in the middle: the orchestrator must not grant what nobody waits for.
+            if pending is not None:
+                pending.cancel()  # Ctrl-C in the middle: the orchestrator must not grant what nobody waits for.
         self._contact.made()
         return reply, None
 
