@@ -9,6 +9,7 @@ An actor runs each request on a named thread (contexts are current to threads): 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import pickle
 import queue
@@ -111,7 +112,7 @@ class Actor:
         special: dict[str, Callable[..., Any]] = {
             "host": self._new_host, "peek": ctypes.string_at, "poke": self._poke, "fork": self._fork, "raw": self._raw,
             "thread_id": threading.get_native_id, "own_pid": os.getpid, "loaded": self._loaded, "entry": self._entry,
-            "repeat": self._repeat,
+            "per_thread": self._per_thread, "repeat": self._repeat, "map_file": self._map_file,
         }  # fmt: skip
         return special[name](*arguments)
 
@@ -125,6 +126,14 @@ class Actor:
     @staticmethod
     def _poke(address: int, content: bytes) -> None:
         ctypes.memmove(address, content, len(content))
+
+    def _map_file(self, path: str) -> int:
+        """Map a file shared; returns the address."""
+        with open(path, "r+b") as file:
+            mapped = mmap.mmap(file.fileno(), 0)
+        view = ctypes.c_char.from_buffer(mapped)
+        self._host[ctypes.addressof(view)] = view
+        return ctypes.addressof(view)
 
     def _fork(self, calls: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Make the calls in a forked child of this very process; return their results in order."""
@@ -147,8 +156,9 @@ class Actor:
 
     @staticmethod
     def _raw(library: str, name: str, *arguments: Any) -> int:
-        """Call an exported function by its C name, past cuda-bindings."""
-        return int(getattr(ctypes.CDLL(library), name)(*arguments))
+        """Call an exported function by its C name, past the bindings; numbers above 32 bits are addresses."""
+        wide = [ctypes.c_void_p(item) if isinstance(item, int) and item >> 32 else item for item in arguments]
+        return int(getattr(ctypes.CDLL(library), name)(*wide))
 
     @staticmethod
     def _entry(symbol: str, version: int, flags: int) -> tuple[int, int, int, str]:
@@ -158,6 +168,14 @@ class Actor:
         code = library.cuGetProcAddress_v2(
             symbol.encode(), ctypes.byref(found), ctypes.c_int(version), ctypes.c_uint64(flags), ctypes.byref(status))
         return code, found.value or 0, status.value, symbol_at(found.value or 0)
+
+    def _per_thread(self, symbol: str, *arguments: int) -> driver.CUresult:
+        """Call the per-thread variant (flags 2) of a driver call; all arguments are numbers or addresses."""
+        code, address, _, name = self._entry(symbol, 13000, 2)
+        if code or not name.endswith(("_ptds", "_ptsz")):
+            raise LookupError(f"{symbol} has no per-thread variant: {code}, {name!r}")
+        function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * len(arguments))(address)
+        return driver.CUresult(function(*arguments))
 
     @staticmethod
     def _loaded() -> list[str]:
@@ -232,6 +250,8 @@ def fork_actor(channel: int, environment: dict[str, str], in_new_namespace: bool
             os._exit(1)
         inner = os.fork()
         if inner == 0:
+            os.close(read_end)
+            os.close(write_end)
             become_actor(channel, environment, uid)
         os.write(write_end, b"%d" % inner)
         os.close(channel)

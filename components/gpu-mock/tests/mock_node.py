@@ -54,7 +54,7 @@ def documented_codes(name: str) -> set[CUresult]:
     """The results that the documentation of a driver call names."""
     text = getattr(driver, name).__doc__ or ""
     returns = text.split("Returns\n-------\n")[-1].split("\n\n")[0]
-    return {CUresult[found] for found in re.findall(r"CUDA_(?:SUCCESS|ERROR_\w+)", returns)}
+    return {getattr(CUresult, found) for found in re.findall(r"CUDA_(?:SUCCESS|ERROR_\w+)", returns)}
 
 
 class ProcessEnded(Exception):
@@ -256,8 +256,16 @@ class MockNode:
             raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, done.stderr)
         return done.stdout
 
+    def inject(self, *words: str) -> str:
+        """Inject a fault; returns its number, for `clear`."""
+        return self.control("inject", *words).strip()
+
+    def clear(self, *number: str) -> None:
+        """Remove a fault, or all."""
+        self.control("inject", "--clear", *number)
+
     def journal(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.control("journal").splitlines()]
+        return [json.loads(line) for line in self.control("journal", "--json").splitlines()]
 
     def process(
         self, device: int | None = 0, *, in_new_namespace: bool = False, uid: int | None = None,
@@ -282,9 +290,12 @@ class MockNode:
         self._server.ask("reap", pid, True)
 
     @staticmethod
-    def wait_until_zombie(process: MockProcess) -> None:
-        """Wait until the kernel has ended the process (its parent does not reap it)."""
-        descriptor = os.pidfd_open(process.pid)
+    def wait_until_gone(process: MockProcess) -> None:
+        """Wait until the kernel has ended the process, reaped or not."""
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            return
         try:
             assert select.select([descriptor], [], [], REPLY_TIMEOUT_S)[0], f"process {process.pid} did not end"
         finally:

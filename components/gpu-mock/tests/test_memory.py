@@ -47,7 +47,7 @@ def test_dead_process_gives_its_memory_back(node: MockNode, ending: str) -> None
     else:
         first.kill(reap=ending == "killed")
         if ending == "zombie":
-            node.wait_until_zombie(first)
+            node.wait_until_gone(first)
     second.ok.cuMemAlloc(MIB)
 
 
