@@ -247,6 +247,16 @@ def test_port_in_use(environment, start):
     assert str(port) in error
 
 
+@pytest.mark.parametrize("store", ["orchestrator.db", "agent.db"])
+def test_corrupt_store(environment, store):
+    folder = Path(environment["TIMESLICE_STATE_DIR"])
+    folder.mkdir(mode=0o700)
+    (folder / store).write_bytes(b"not a store" * 1000)
+    error = refused(environment, "up")
+    assert str(folder / store) in error
+    assert (folder / store).read_bytes().startswith(b"not a store")
+
+
 def test_missing_driver(environment):
     environment["LD_LIBRARY_PATH"] = ""
     error = refused(environment, "up", code=1)

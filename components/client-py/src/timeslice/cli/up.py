@@ -22,7 +22,7 @@ from timeslice._channel import open_channel, status_of
 from timeslice._processes import node_name
 from timeslice._settings import check_address, make_private, runtime_dir, socket_address, state_dir
 from timeslice.cli.children import Child, Ended, Events, Said, Signalled
-from timeslice.cli.errors import BAD_INPUT, FAILED, CommandError
+from timeslice.cli.errors import BAD_INPUT, CommandError
 from timeslice.cli.gpus import check_driver
 from timeslice.cli.one_at_a_time import claimed
 
@@ -263,9 +263,11 @@ def _signals_into(events: Events) -> Iterator[None]:
 
 
 def _ended(child: Child, code: int) -> CommandError:
+    if code == BAD_INPUT and child.last_words:  # Its own line says what is wrong and what to do.
+        return CommandError(child.last_words[-1], BAD_INPUT)
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"
     said = child.last_words[-1] if child.last_words else f"see {child.log}"
-    return CommandError(f"the {child.name} ended ({how}): {said}", BAD_INPUT if code == BAD_INPUT else FAILED)
+    return CommandError(f"the {child.name} ended ({how}): {said}")
 
 
 def _show_problem(said: Said) -> None:
