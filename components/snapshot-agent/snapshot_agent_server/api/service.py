@@ -20,6 +20,9 @@ from snapshot_agent_server.core.operations import Operation
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+ACCEPTED = ("timeslice-registered", "1")
+"""Initial metadata of a WorkloadChannel whose registration was accepted."""
+
 END_OF = {
     StreamEnd.TOO_SLOW: (grpc.StatusCode.RESOURCE_EXHAUSTED, "this stream fell too far behind; watch again"),
     StreamEnd.OLD_EPOCH: (
@@ -107,8 +110,9 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
     async def WorkloadChannel(self, messages: AsyncIterator[pb.WorkloadMessage], context: Context) -> None:
         """Registers the processes named in each `register` message; the first must be one.
 
-        Initial metadata goes out when the first is accepted: until then a workload does not know. The cuda backend has
-        no commands for workloads, so nothing else is sent; the context outlives the stream.
+        Initial metadata goes out when the first is accepted: until then a workload does not know. It is not empty, since
+        a refusal looks like empty metadata and then, a moment later, like the end of the call. The cuda backend has no
+        commands for workloads, so nothing else is sent; the context outlives the stream.
         """
         is_accepted = False
         async for message in messages:
@@ -121,4 +125,4 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
                 await abort(context, error)
             if not is_accepted:
                 is_accepted = True
-                await context.send_initial_metadata(())
+                await context.send_initial_metadata((ACCEPTED,))
