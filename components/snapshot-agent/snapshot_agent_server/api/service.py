@@ -110,9 +110,9 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
     async def WorkloadChannel(self, messages: AsyncIterator[pb.WorkloadMessage], context: Context) -> None:
         """Registers the processes named in each `register` message; the first must be one.
 
-        Initial metadata goes out when the first is accepted: until then a workload does not know. It is not empty, since
-        a refusal looks like empty metadata and then, a moment later, like the end of the call. The cuda backend has no
-        commands for workloads, so nothing else is sent; the context outlives the stream.
+        Initial metadata goes out when the first is accepted: until then a workload does not know. It is not empty,
+        since a refusal looks like empty metadata and then, a moment later, like the end of the call. The cuda backend
+        has no commands for workloads, so nothing else is sent; the context outlives the stream.
         """
         is_accepted = False
         async for message in messages:
