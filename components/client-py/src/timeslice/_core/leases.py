@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from timeslice._core.calls import Status
+
 
 class Holding(NamedTuple):
     """Who holds what."""
@@ -59,6 +61,26 @@ class LeaseBook:
     def given_back(self, holding: Holding, token: int) -> None:
         """The orchestrator has recorded the yield."""
         self._end(holding, token)
+
+    def release_failed(self, holding: Holding, token: int, status: Status, is_overdue: bool) -> Loss | None:
+        """A yield of the lease came to nothing; the loss to tell the caller of, None if the lease may live on.
+
+        Args:
+            status: how the call ended.
+            is_overdue: the session could not be renewed for longer than its time to live.
+        """
+        if loss := self.take_loss(holding):
+            return loss
+        if not token:
+            return None
+        if status.code == "FAILED_PRECONDITION":
+            reason = status.details
+        elif status.code == "UNAVAILABLE" and is_overdue:
+            reason = f"the session could not be renewed within its time to live, and still not: {status.details}"
+        else:
+            return None
+        self._end(holding, token)
+        return Loss(HeldLease(holding, token), reason)
 
     def lost(self, lease: HeldLease, reason: str) -> bool:
         """The lease is over; True if this is news. A lease that this client gave back, or never had, is none."""

@@ -6,31 +6,29 @@ import contextlib
 import json
 import logging
 import os
-import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import grpc
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb2_grpc
 
 from timeslice import _settings
-from timeslice._channel import CHANNEL_OPTIONS, open_channel, status_of
+from timeslice._channel import CHANNEL_OPTIONS, open_channel
 from timeslice._core import wire
-from timeslice._core.calls import AcquireCall, Call, GiveUp, Patience, Send, Status
+from timeslice._core.calls import AcquireCall, Call, Patience, Status
 from timeslice._core.leases import HeldLease, Holding, LeaseBook
 from timeslice._core.sessions import Session, SessionState
 from timeslice._processes import REGISTERED
-from timeslice._sync import Contact, SessionKeeper, interrupt_deferred
+from timeslice._sync.calls import Caller
+from timeslice._sync.contact import Contact
+from timeslice._sync.sessions import SessionKeeper
 from timeslice.orchestrator.exceptions import (
-    OrchestratorConnectionError,
     OrchestratorError,
     OrchestratorLeaseLostError,
-    error_from_status,
 )
 from timeslice.orchestrator.types import AcquireResult, OrchestratorGroupStatus, YieldResult
 
@@ -111,8 +109,11 @@ class TimeSliceOrchestratorClient:
         self._session_ttl_s, self._use_sessions = session_ttl_s, use_sessions
         self._clock = time.monotonic
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = threading.Event()
         self._contact = Contact(self.target)
+        self._caller = Caller(
+            self.target, self._contact, self._closed, self._patience.attempt_timeout_s, self._clock
+        )
         self._changed = threading.Condition()
         self._book = LeaseBook()
         self._sessions: dict[str, SessionKeeper] = {}
@@ -131,9 +132,9 @@ class TimeSliceOrchestratorClient:
         Without sessions nothing is given back. Never raises: what could not be given back ends with the session.
         """
         with self._changed:
-            if self._closed or os.getpid() != self._pid:
+            if self._closed.is_set() or os.getpid() != self._pid:
                 return
-            self._closed = True
+            self._closed.set()
             held = self._book.all_held() if self._use_sessions else []
         for lease in held:
             logger.warning("client closed while job %s holds group %s: giving it back", *lease.holding)
@@ -178,7 +179,7 @@ class TimeSliceOrchestratorClient:
         with self._changed:
             self._book.asking(holding)
         try:
-            reply = self._complete(
+            reply = self._caller.complete(
                 call,
                 self._stub.Acquire,
                 lambda send: wire.acquire_request(holding, send, self._session_id(keeper)),
@@ -218,16 +219,11 @@ class TimeSliceOrchestratorClient:
         try:
             reply = self._unary(self._stub.Yield, request, what, timeout_sec, safe=token > 0)
         except OrchestratorError as err:
-            self._raise_loss(holding, err)
-            if token and err.code == "FAILED_PRECONDITION":
-                with self._changed:
-                    self._book.given_back(holding, token)
-                raise OrchestratorLeaseLostError(*holding, token, str(err), err.code) from err
-            if token and isinstance(err, OrchestratorConnectionError) and self._is_overdue(keeper):
-                with self._changed:
-                    self._book.given_back(holding, token)
-                reason = f"the session could not be renewed within its time to live, and still not: {err}"
-                raise OrchestratorLeaseLostError(*holding, token, reason, err.code) from err
+            with self._changed:
+                is_overdue = keeper is not None and keeper.session.is_overdue(self._clock())
+                loss = self._book.release_failed(holding, token, Status(err.code or "", str(err)), is_overdue)
+            if loss is not None:
+                raise OrchestratorLeaseLostError(*holding, loss.lease.token, loss.reason, err.code) from err
             raise
         with self._changed:
             self._book.given_back(holding, token)
@@ -297,7 +293,7 @@ class TimeSliceOrchestratorClient:
             raise
         self.release(job_id=job_id, group_id=group_id)
 
-    # How calls are sent.
+    # Calls.
 
     def _read(self, rpc: Any, request: Any, what: str, timeout_sec: float | None) -> Any:
         """A question: nobody wants to wait ten minutes for its answer."""
@@ -323,76 +319,7 @@ class TimeSliceOrchestratorClient:
             reached=self._contact.ever(),
             safe=safe,
         )
-        return self._complete(call, rpc, lambda _: request)
-
-    def _complete(
-        self, call: Call, rpc: Any, request_for: Callable[[Send], Any], keeper: SessionKeeper | None = None
-    ) -> Any:
-        """The reply, over as many attempts as the call allows.
-
-        Raises:
-            OrchestratorError: of the last attempt.
-        """
-        while True:
-            failure = self._await_session(keeper, call)
-            if failure is None:
-                step = call.next(self._clock())
-                if isinstance(step, GiveUp):
-                    raise self._error(step.status)
-                reply, failure = self._attempt(rpc, request_for(step), step)
-                if failure is None:
-                    call.reached()
-                    if wire.is_queued(reply):
-                        continue
-                    return reply
-            self._pause_after(call, failure)
-
-    def _await_session(self, keeper: SessionKeeper | None, call: Call) -> Status | None:
-        """Wait for the session: a lease without one would not be kept alive. Returns how that failed."""
-        if keeper is None:
-            return None
-        left = call.time_left(self._clock())
-        bound = self._patience.attempt_timeout_s
-        failure = keeper.wait_ready(bound if left is None else max(0.0, min(bound, left)))
-        if keeper.session.state is SessionState.UNSUPPORTED and isinstance(call, AcquireCall):
-            call.without_extensions()
-        return failure
-
-    def _attempt(self, rpc: Any, request: Any, send: Send) -> tuple[Any, Status | None]:
-        """The reply, or how the attempt failed. However this is left, the attempt is over."""
-        pending = None
-        try:
-            with interrupt_deferred():
-                pending = rpc.future(request, timeout=send.timeout_s)
-            reply = pending.result()
-        except grpc.RpcError as err:
-            return None, status_of(err)
-        except grpc.FutureCancelledError:
-            return None, Status("CANCELLED", "the call was cancelled")
-        finally:
-            if pending is not None:
-                pending.cancel()  # Ctrl-C in the middle: the orchestrator must not grant what nobody waits for.
-        self._contact.made()
-        return reply, None
-
-    def _pause_after(self, call: Call, failure: Status) -> None:
-        if self._closed:
-            raise self._error(Status("CANCELLED", "the client was closed during the call"))
-        decision = call.failed(failure, self._clock(), random.random())
-        if isinstance(decision, GiveUp):
-            raise self._error(decision.status)
-        self._contact.failed(failure)
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed, decision.seconds)
-
-    def _error(self, status: Status) -> OrchestratorError:
-        if status.code == "UNAVAILABLE":
-            return error_from_status(
-                status.code,
-                f"no orchestrator answers at {self.target} ({status.details}); start one with `timeslice up`, or name"
-                " its address in TIMESLICE_ORCH_ADDR or the argument target",
-            )
-        return error_from_status(status.code, status.details or f"the orchestrator answered {status.code}")
+        return self._caller.complete(call, rpc, lambda _: request)
 
     # Sessions and leases.
 
@@ -419,26 +346,22 @@ class TimeSliceOrchestratorClient:
             return ""
         return keeper.session.id
 
-    def _is_overdue(self, keeper: SessionKeeper | None) -> bool:
-        with self._changed:
-            return keeper is not None and keeper.session.is_overdue(self._clock())
-
     def _give_back(self, lease: HeldLease) -> None:
         """One try to yield a lease; what does not come through ends with the session."""
         keeper = self._sessions.get(lease.holding.job_id)
         request = wire.yield_request(lease.holding, lease.token, self._session_id(keeper))
-        _, failure = self._attempt(self._stub.Yield, request, Send(_CLOSE_S))
+        _, failure = self._caller.attempt(self._stub.Yield, request, _CLOSE_S)
         if failure is not None:
             logger.warning("group %s was not given back: %s", lease.holding.group_id, failure.details)
             return
         with self._changed:
             self._book.given_back(lease.holding, lease.token)
 
-    def _raise_loss(self, holding: Holding, cause: Exception | None = None) -> None:
+    def _raise_loss(self, holding: Holding) -> None:
         with self._changed:
             loss = self._book.take_loss(holding)
         if loss is not None:
-            raise OrchestratorLeaseLostError(*holding, loss.lease.token, loss.reason) from cause
+            raise OrchestratorLeaseLostError(*holding, loss.lease.token, loss.reason)
 
     # Arguments.
 
@@ -448,7 +371,7 @@ class TimeSliceOrchestratorClient:
                 f"this client was made in process {self._pid} and cannot be used in its child {os.getpid()};"
                 " make a new TimeSliceOrchestratorClient here"
             )
-        if self._closed:
+        if self._closed.is_set():
             raise OrchestratorError("this client was closed; make a new TimeSliceOrchestratorClient")
 
     def _job(self, job_id: str | None) -> str:

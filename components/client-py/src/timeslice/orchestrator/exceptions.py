@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from timeslice._core.calls import Status
+
 __all__ = [
     "OrchestratorConnectionError",
     "OrchestratorError",
@@ -66,12 +68,19 @@ _CLASSES: dict[str, type[OrchestratorError]] = {
 }
 
 
-def error_from_status(code: str, text: str) -> OrchestratorError:
-    """The exception for a gRPC status, given by name."""
-    return _CLASSES.get(code, OrchestratorError)(text, code=code)
+def error_from_status(status: Status, target: str) -> OrchestratorError:
+    """The exception for how a call to the orchestrator at `target` ended."""
+    text = status.details or f"the orchestrator answered {status.code}"
+    if status.code == "UNAVAILABLE":
+        text = (
+            f"no orchestrator answers at {target} ({status.details}); start one with `timeslice up`, or name its address"
+            " in TIMESLICE_ORCH_ADDR or the argument target"
+        )
+    return _CLASSES.get(status.code, OrchestratorError)(text, code=status.code)
 
 
 def wrap_grpc_error(error: Any) -> OrchestratorError:
     """The exception for a `grpc.RpcError` that a stub raised."""
     code = error.code().name
-    return error_from_status(code, f"the orchestrator answered {code}: {error.details()}")
+    text = f"the orchestrator answered {code}: {error.details()}"
+    return _CLASSES.get(code, OrchestratorError)(text, code=code)
