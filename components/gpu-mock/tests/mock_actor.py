@@ -281,4 +281,6 @@ def run_server(control: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    run_server(socket.socket(fileno=int(sys.argv[1])))
+    import mock_actor  # under its own name: what is pickled on the other side names it so
+
+    mock_actor.run_server(socket.socket(fileno=int(sys.argv[1])))

@@ -73,10 +73,8 @@ def test_failed_acts_carry_their_result(node: MockNode) -> None:
 def test_kernel_is_seen_while_it_runs_and_once_when_it_has_ended(node: MockNode) -> None:
     process = node.process()
     Kernels(process).busy(300_000)
-    deadline = time.monotonic() + 5
-    while not (seen := of_kind(node, "kernel")):
-        assert time.monotonic() < deadline
-    assert [line["end_ns"] for line in seen] == [None]
+    node.wait_until_running(process)
+    assert [line["end_ns"] for line in of_kind(node, "kernel")] == [None]
     process.ok.cuCtxSynchronize()
     [line] = of_kind(node, "kernel")
     assert line["end_ns"] - line["begin_ns"] >= 300_000_000
@@ -85,9 +83,7 @@ def test_kernel_is_seen_while_it_runs_and_once_when_it_has_ended(node: MockNode)
 def test_kernel_cut_off_by_a_kill_began_and_never_ended(node: MockNode) -> None:
     process, witness = node.process(), node.process()
     Kernels(process).busy(60_000_000)
-    deadline = time.monotonic() + 5
-    while not of_kind(node, "kernel"):
-        assert time.monotonic() < deadline
+    node.wait_until_running(process)
     process.kill()
     Kernels(witness).busy(10)
     witness.ok.cuMemFree(witness.ok.cuMemAlloc(16))

@@ -23,7 +23,7 @@ class Prepared:
     def __init__(self, process: MockProcess) -> None:
         self.process = process
         self.kernels = Kernels(process)
-        self.kernels.function("fill")
+        self.kernels.function("busy")
         self.pointer = process.ok.cuMemAlloc(64 * KIB)
         self.spare = process.ok.cuMemAlloc(64 * KIB)
         self.host = process.host(b"\x11" * 64 * KIB)
@@ -31,7 +31,6 @@ class Prepared:
         self.stream = process.ok.cuStreamCreate(1)
         self.event = process.ok.cuEventCreate(0)
         self.context = process.ok.cuCtxGetCurrent()
-        self.name = process.host(b"fill\0")
 
 
 BLOCKED: dict[str, Callable[[Prepared], Pending]] = {

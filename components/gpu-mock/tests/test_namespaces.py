@@ -108,7 +108,8 @@ def test_kernels_of_two_namespaces_take_turns(node: MockNode, agent: MockProcess
 
 def test_namespaces_do_not_share_kills(node: MockNode, agent: MockProcess, target: MockProcess) -> None:
     twin = node.process(in_new_namespace=True)
-    Kernels(twin).busy(60_000_000)  # it owns the device when it is killed
+    Kernels(twin).busy(60_000_000)
+    node.wait_until_running(twin)
     Kernels(target).busy(1_000)
     waiting = target.begin("cuCtxSynchronize")
     assert waiting.is_blocked_for(0.1)

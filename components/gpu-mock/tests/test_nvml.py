@@ -81,16 +81,16 @@ def test_identity_agrees_with_the_cuda_part(new_node: Callable[..., MockNode]) -
     for index in range(3):
         device = handle(monitor, index)
         assert monitor.nvmlDeviceGetIndex(device) == index
-        assert monitor.nvmlDeviceGetName(device).encode() == process.ok.cuDeviceGetName(96, index).rstrip(b"\0")
+        assert monitor.nvmlDeviceGetName(device).encode() == process.ok.cuDeviceGetName(96, index).split(b"\0")[0]
         uuid = monitor.nvmlDeviceGetUUID(device)
         assert uuid.removeprefix("GPU-").replace("-", "") == process.ok.cuDeviceGetUuid(index).hex()
         uuids.add(uuid)
         pci = monitor.nvmlDeviceGetPciInfo(device)
-        cuda_id = process.ok.cuDeviceGetPCIBusId(32, index).rstrip(b"\0").decode()
+        cuda_id = process.ok.cuDeviceGetPCIBusId(32, index).split(b"\0")[0].decode()
         assert int(cuda_id.split(":")[1], 16) == pci["bus"]
-        assert pci["busId"].decode().upper().endswith(cuda_id.upper())
-        for bus_id in (pci["busId"], pci["busIdLegacy"], cuda_id.encode()):
-            assert monitor.nvmlDeviceGetHandleByPciBusId(bus_id) == device
+        assert pci["busId"].upper().endswith(cuda_id.upper())
+        for bus_id in (pci["busId"], pci["busIdLegacy"], cuda_id):
+            assert monitor.nvmlDeviceGetHandleByPciBusId(bus_id.encode()) == device
         assert monitor.nvmlDeviceGetHandleByUUID(uuid) == device
     assert len(uuids) == 3
 
@@ -252,6 +252,7 @@ def test_utilization_is_the_busy_share_of_the_window(node: MockNode, monitor: Mo
 def test_kernel_cut_off_by_a_kill_does_not_keep_the_device_busy(node: MockNode, monitor: MockProcess) -> None:
     process = node.process()
     Kernels(process).busy(60_000_000)
+    node.wait_until_running(process)
     process.kill()
     deadline = time.monotonic() + 5
     while utilization(monitor) != 0:
@@ -276,9 +277,9 @@ def test_what_the_mock_does_not_know_is_said_so(monitor: MockProcess) -> None:
 
 def test_error_texts(monitor: MockProcess) -> None:
     for code, text in pynvml.NVMLError._errcode_to_string.items():
-        assert monitor.nvmlErrorString(code).decode() == text
-    assert monitor.nvmlErrorString(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH) == b"Argument version mismatch"
-    assert monitor.nvmlErrorString(12345) == b"Unknown Error"
+        assert monitor.nvmlErrorString(code) == text
+    assert monitor.nvmlErrorString(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH) == "Argument version mismatch"
+    assert monitor.nvmlErrorString(12345) == "Unknown Error"
 
 
 def test_short_buffers_are_refused(monitor: MockProcess) -> None:

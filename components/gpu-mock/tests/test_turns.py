@@ -73,6 +73,7 @@ def test_busy_occupies_the_device_for_as_long_as_it_says(node: MockNode) -> None
 def test_killed_owner_lets_the_next_one_in(node: MockNode) -> None:
     first, second = node.process(), node.process()
     Kernels(first).busy(60_000_000)
+    node.wait_until_running(first)
     kernels = Kernels(second)
     kernels.busy(1_000)
     waiting = second.begin("cuCtxSynchronize")
