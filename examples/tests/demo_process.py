@@ -40,7 +40,8 @@ class DemoProcess:
             self.output += line
             if words in line:
                 return
-        raise AssertionError(f"the demo ended before it said {words!r}:\n{self.output}{self.finish()}")
+        status = self.finish()
+        raise AssertionError(f"the demo ended ({status}) before it said {words!r}:\n{self.output}{self.errors}")
 
     def finish(self) -> int:
         """Wait for the end; the exit status. What it wrote is in `output` and `errors`."""

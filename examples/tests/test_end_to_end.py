@@ -46,22 +46,22 @@ def test_quick_run_shows_the_same_results_and_leaves_nothing_behind(tmp_path: Pa
         "weights equal",
         "beyond the driver",
     ):
-        assert words in demo.output
+        assert words in demo.output, demo.errors
 
 
 def test_one_random_byte_in_a_restore_is_found() -> None:
     demo = DemoProcess("--quick", "--inject-corruption")
     assert demo.finish() == 1, demo.output + demo.errors
-    assert "NOT THE SAME" in demo.output
-    assert "device memory came back changed after it had been saved" in demo.output
+    assert "NOT THE SAME" in demo.output, demo.errors
+    assert "device memory came back changed after it had been saved" in demo.output, demo.errors
     assert demo.files() == []
 
 
 def test_without_turns_the_same_jobs_run_out_of_device_memory() -> None:
     demo = DemoProcess("--quick", "--without-orchestrator")
     assert demo.finish() == 1, demo.output + demo.errors
-    assert "out of device memory" in demo.output
-    assert "without turns the second one cannot run" in demo.output
+    assert "out of device memory" in demo.output, demo.errors
+    assert "without turns the second one cannot run" in demo.output, demo.errors
     assert demo.files() == []
 
 
