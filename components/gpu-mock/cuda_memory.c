@@ -1,4 +1,4 @@
-// Allocation, copies, memset, IPC handles.
+// Allocation, copies, memset.
 // Mimics: CUDA driver API reference, "Memory Management", "API synchronization behavior" (a pageable source is staged before the call
 // returns, a pageable destination is filled before it returns, pinned memory is copied asynchronously).
 //
@@ -24,7 +24,7 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t size) {
     if (!pointer || !size) return gate_leave(CUDA_ERROR_INVALID_VALUE);
     if (gm_fault_strikes(process.gm, GM_FAULT_FAIL, GM_OP_ALLOC, process.slot, GM_SIDE_TARGET, GM_BEFORE, &fault))
         return gate_leave((CUresult)fault.code);
-    return gate_leave(memory_allocate(context, size, pointer));
+    return gate_leave(memory_allocate(context->ordinal, context, size, pointer));
 }
 
 API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element) {
@@ -33,7 +33,7 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t widt
     if (!pointer || !pitch || !width || !height || (element != 4 && element != 8 && element != 16)) return gate_leave(CUDA_ERROR_INVALID_VALUE);
     size_t rounded = (width + 511) / 512 * 512, size;
     if (rounded < width || __builtin_mul_overflow(rounded, height, &size)) return gate_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    CUresult result = memory_allocate(context, size, pointer);
+    CUresult result = memory_allocate(context->ordinal, context, size, pointer);
     if (!result) *pitch = rounded;
     return gate_leave(result);
 }
@@ -247,15 +247,3 @@ SYNC_VARIANTS(cuMemsetD32_v2, (CUdeviceptr to, unsigned value, size_t count), fi
 STREAM_VARIANTS(cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), fill_queued, (FILL(1), stream, PER_THREAD))
 STREAM_VARIANTS(cuMemsetD16Async, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), fill_queued, (FILL(2), stream, PER_THREAD))
 STREAM_VARIANTS(cuMemsetD32Async, (CUdeviceptr to, unsigned value, size_t count, CUstream stream), fill_queued, (FILL(4), stream, PER_THREAD))
-
-// ---- IPC: a handle can be made, and makes the process unsaveable; opening one is not built.
-
-API CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr pointer) {
-    TRY(gate_enter(NULL));
-    if (!handle || !memory_find(pointer, NULL, NULL, NULL)) return gate_leave(CUDA_ERROR_INVALID_VALUE);
-    memset(handle, 0, 64);
-    memcpy(handle, &pointer, sizeof pointer);
-    memcpy((char *)handle + 8, &process.gm->start_time, 8);
-    own_slot()->unsaveable = 1;
-    return gate_leave(CUDA_SUCCESS);
-}

@@ -27,7 +27,8 @@ struct allocation {
     CUdeviceptr base;
     size_t size;       // as asked for
     uint64_t taken;    // whole pages
-    CUcontext context;
+    CUdevice ordinal;
+    CUcontext context;  // NULL: a handle of cuMemCreate, which has no address
     struct piece *pieces;
     size_t piece_count;
     bool is_saved;
@@ -96,6 +97,14 @@ static uint64_t choose_address(CUdevice ordinal, uint64_t size) {
     return 0;
 }
 
+bool memory_is_handle(CUdeviceptr handle) {
+    pthread_rwlock_rdlock(&memory);
+    const struct allocation *found = allocation_with(handle);
+    bool is_handle = found && found->base == handle && !found->context;
+    pthread_rwlock_unlock(&memory);
+    return is_handle;
+}
+
 bool memory_is_device_pointer(CUdeviceptr pointer) {
     for (int i = 0; i < GM_MAX_DEVICES; i++)
         if (pointer >= ranges[i].begin && pointer < ranges[i].end) return true;
@@ -119,7 +128,7 @@ static bool note_pieces(struct allocation *made) {
 static bool take(struct allocation *made) {
     struct gm *gm = process.gm;
     gm_lock(gm);
-    bool fine = gm_take(gm, process.slot, process.physical[made->context->ordinal], made->taken, made->base);
+    bool fine = gm_take(gm, process.slot, process.physical[made->ordinal], made->taken, made->base);
     if (fine && !note_pieces(made)) {
         gm_give(gm, process.slot, made->base);
         fine = false;
@@ -147,9 +156,9 @@ static void note(enum journal_kind kind, CUdevice ordinal, CUdeviceptr address, 
     journal_write(process.gm, &record);
 }
 
-CUresult memory_allocate(CUcontext context, size_t size, CUdeviceptr *pointer) {
-    if (size > device_of(context->ordinal)->memory_bytes) {
-        note(JOURNAL_ALLOC, context->ordinal, 0, size, CUDA_ERROR_OUT_OF_MEMORY);
+CUresult memory_allocate(CUdevice ordinal, CUcontext context, size_t size, CUdeviceptr *pointer) {
+    if (size > device_of(ordinal)->memory_bytes) {
+        note(JOURNAL_ALLOC, ordinal, 0, size, CUDA_ERROR_OUT_OF_MEMORY);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -163,11 +172,12 @@ CUresult memory_allocate(CUcontext context, size_t size, CUdeviceptr *pointer) {
             room = more;
         }
     }
-    if (made && count < room && reserve(context->ordinal)) {
+    if (made && count < room && reserve(ordinal)) {
         made->size = size;
         made->taken = (size + GM_PAGE - 1) / GM_PAGE * GM_PAGE;
+        made->ordinal = ordinal;
         made->context = context;
-        made->base = choose_address(context->ordinal, made->taken);
+        made->base = choose_address(ordinal, made->taken);
         if (made->base && take(made)) {
             size_t at = position_of(made->base);
             memmove(&allocations[at + 1], &allocations[at], (count - at) * sizeof *allocations);
@@ -178,7 +188,7 @@ CUresult memory_allocate(CUcontext context, size_t size, CUdeviceptr *pointer) {
         }
     }
     pthread_rwlock_unlock(&memory);
-    note(JOURNAL_ALLOC, context->ordinal, result ? 0 : made->base, size, result);
+    note(JOURNAL_ALLOC, ordinal, result ? 0 : made->base, size, result);
     if (result) free(made);
     return result;
 }
@@ -188,17 +198,17 @@ static void forget(size_t at) {
     give(old);
     for (size_t i = 0; i < old->stretch_count; i++) munmap(old->stretches[i].bytes, old->stretches[i].size);
     free(old->stretches);
-    note(JOURNAL_FREE, old->context->ordinal, old->base, old->size, CUDA_SUCCESS);
+    note(JOURNAL_FREE, old->ordinal, old->base, old->size, CUDA_SUCCESS);
     free(old);
     memmove(&allocations[at], &allocations[at + 1], (count - at - 1) * sizeof *allocations);
     count--;
 }
 
-CUresult memory_free(CUdeviceptr pointer) {
+CUresult memory_free(CUdeviceptr pointer, bool is_handle) {
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_wrlock(&memory);
     size_t at = position_of(pointer);
-    if (at && allocations[at - 1]->base == pointer) {
+    if (at && allocations[at - 1]->base == pointer && is_handle == !allocations[at - 1]->context) {
         forget(at - 1);
         result = CUDA_SUCCESS;
     }
@@ -216,6 +226,7 @@ void memory_free_context(CUcontext context) {
 bool memory_find(CUdeviceptr inside, CUdeviceptr *base, size_t *size, CUcontext *context) {
     pthread_rwlock_rdlock(&memory);
     const struct allocation *found = allocation_with(inside);
+    if (found && !found->context) found = NULL;
     if (found) {
         if (base) *base = found->base;
         if (size) *size = found->size;
@@ -227,7 +238,7 @@ bool memory_find(CUdeviceptr inside, CUdeviceptr *base, size_t *size, CUcontext 
 
 // ---- contents
 
-static int file_of(const struct allocation *where) { return process.gm->device_fd[process.physical[where->context->ordinal]]; }
+static int file_of(const struct allocation *where) { return process.gm->device_fd[process.physical[where->ordinal]]; }
 
 // Moves bytes of an allocation that is on the device. Exactly one of `to` and `from` is given.
 static CUresult transfer(const struct allocation *where, uint64_t at, unsigned char *to, const unsigned char *from, size_t size) {
@@ -256,8 +267,8 @@ static CUresult transfer(const struct allocation *where, uint64_t at, unsigned c
 // Under the memory's lock: the allocation that holds all of it on the device, or NULL and a line in the journal.
 static struct allocation *reachable(CUdeviceptr at, size_t size) {
     struct allocation *found = allocation_with(at);
-    if (found && !found->is_saved && size <= found->size - (at - found->base)) return found;
-    note(JOURNAL_ILLEGAL, found ? found->context->ordinal : -1, at, size, CUDA_ERROR_ILLEGAL_ADDRESS);
+    if (found && found->context && !found->is_saved && size <= found->size - (at - found->base)) return found;
+    note(JOURNAL_ILLEGAL, found ? found->ordinal : -1, at, size, CUDA_ERROR_ILLEGAL_ADDRESS);
     return NULL;
 }
 
@@ -323,7 +334,7 @@ CUresult memory_fill(CUdeviceptr to, const void *pattern, size_t pattern_size, s
 void memory_sums(uint64_t per_device[GM_MAX_DEVICES]) {
     memset(per_device, 0, GM_MAX_DEVICES * sizeof *per_device);
     pthread_rwlock_rdlock(&memory);
-    for (size_t i = 0; i < count; i++) per_device[process.physical[allocations[i]->context->ordinal]] += allocations[i]->taken;
+    for (size_t i = 0; i < count; i++) per_device[process.physical[allocations[i]->ordinal]] += allocations[i]->taken;
     pthread_rwlock_unlock(&memory);
 }
 
@@ -371,7 +382,7 @@ CUresult memory_save(void (*before_freeing)(void *), void *context) {
             drop_stretches(allocations[i]);
             continue;
         }
-        own_slot()->saved_bytes[process.physical[allocations[i]->context->ordinal]] += allocations[i]->taken;
+        own_slot()->saved_bytes[process.physical[allocations[i]->ordinal]] += allocations[i]->taken;
         give(allocations[i]);
         allocations[i]->is_saved = true;
     }

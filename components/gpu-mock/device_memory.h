@@ -9,8 +9,10 @@
 
 #include "process.h"
 
-CUresult memory_allocate(CUcontext context, size_t size, CUdeviceptr *pointer);
-CUresult memory_free(CUdeviceptr pointer);
+// Without a context: a handle of cuMemCreate, which takes memory and has no contents that can be reached.
+CUresult memory_allocate(CUdevice ordinal, CUcontext context, size_t size, CUdeviceptr *pointer);
+CUresult memory_free(CUdeviceptr pointer, bool is_handle);
+bool memory_is_handle(CUdeviceptr handle);
 void memory_free_context(CUcontext context);
 // False: no such allocation.
 bool memory_find(CUdeviceptr inside, CUdeviceptr *base, size_t *size, CUcontext *context);

@@ -310,11 +310,13 @@ int gm_inject(struct gm *gm, int argc, char *const argv[], char *why, size_t why
     gm_lock(gm);
     struct gm_fault *place = NULL;
     for (unsigned i = 0; i < GM_MAX_FAULTS && !place; i++)
-        if (!gm->shared->faults[i].active) place = &gm->shared->faults[i];
+        if (!gm->shared->faults[i].active || (gm->shared->faults[i].remaining == 0 && gm->shared->faults[i].kind != GM_FAULT_HANG))
+            place = &gm->shared->faults[i];
     uint32_t id = 0;
     if (place) {
         id = atomic_fetch_add(&gm->shared->next_fault_id, 1);
-        memcpy(place, &made, sizeof made);  // `active` is 0 in it
+        place->active = 0;  // one that has struck for the last time gives its place
+        memcpy(place, &made, sizeof made);
         place->active = id;
         gm->shared->faults_changed++;
         gm_futex_wake(&gm->shared->faults_changed);

@@ -121,7 +121,7 @@ API CUresult cuMemFree_v2(CUdeviceptr pointer) {
     TRY(gate_enter(NULL));
     if (!pointer) return gate_leave(CUDA_SUCCESS);
     struct host_range *range = take_out((void *)(uintptr_t)pointer, MANAGED);
-    if (!range) return gate_leave(memory_free(pointer));
+    if (!range) return gate_leave(memory_free(pointer, false));
     munmap(range->begin, range->size);
     free(range);
     return gate_leave(CUDA_SUCCESS);

@@ -150,6 +150,14 @@ static bool is_event(CUevent handle) {
     return false;
 }
 
+CUresult event_is_interprocess(CUevent handle) {
+    pthread_mutex_lock(&engine);
+    CUresult result = !is_event(handle) ? CUDA_ERROR_INVALID_HANDLE
+                      : handle->flags & CU_EVENT_INTERPROCESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_unlock(&engine);
+    return result;
+}
+
 // ---- workers
 
 static bool is_reached(const struct work *work) {

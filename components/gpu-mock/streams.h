@@ -18,6 +18,8 @@ CUresult stream_wait_default(CUcontext context, bool per_thread);
 CUresult stream_wait_context(CUcontext context);
 // Waits for its work, then forgets its streams and events.
 void stream_forget_context(CUcontext context);
+// CUDA_SUCCESS if it is an event that was made for other processes.
+CUresult event_is_interprocess(CUevent event);
 // Is no work queued or running in this process?
 bool stream_all_idle(void);
 
