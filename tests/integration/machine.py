@@ -1,0 +1,288 @@
+"""A whole installation for tests: orchestrator, one agent per node, GPU mocks, jobs' processes; all real processes.
+
+Every node has a mock of its own (a folder), so that several "nodes" stand on this machine. Nothing here sleeps to
+wait for a state: processes are awaited by the line that says that they serve, states by the event streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from timeslice import TimeSliceOrchestratorClient
+from timeslice.snapshot_agent import WorkloadHandle, register_workload
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2, orchestrator_pb2_grpc
+
+START_S = 30.0
+"""A server that has not said that it is ready by then has failed; they take about a second."""
+
+HERE = Path(__file__).parent
+
+
+class Server:
+    """A server process, its log lines, and the line that says that it is ready."""
+
+    def __init__(self, arguments: list[str], env: dict[str, str], log: Path, ready: str) -> None:
+        self._arguments = arguments
+        self._env = env
+        self.log = log
+        self._ready = ready
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        with self.log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *self._arguments], env=self._env, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        ready = threading.Event()
+        threading.Thread(target=self._read, args=(self.process, ready), daemon=True).start()
+        deadline = time.monotonic() + START_S
+        while not ready.wait(0.2):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"{self._arguments} did not become ready:\n{self.log.read_text()[-4000:]}")
+
+    def _read(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
+        assert process.stdout is not None
+        with self.log.open("a") as log, process.stdout:
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                if self._ready in line:
+                    ready.set()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status; the test fails if it does not end."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+        return self.process.wait(timeout=START_S)
+
+
+class DeviceProcess:
+    """A job's process with device memory; see device_process.py."""
+
+    def __init__(self, node: Node, ordinal: int = 0) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "device_process.py")],
+            env=node.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.call("open", ordinal)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self._replies.put(line)
+        self._replies.put("")
+
+    def send(self, method: str, *arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([method, *arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def reply(self, timeout_s: float = 20.0) -> Any:
+        line = self._replies.get(timeout=timeout_s)
+        if not line:
+            raise AssertionError(f"device process {self.pid} ended")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["ok"]
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 20.0) -> Any:
+        self.send(method, *arguments)
+        return self.reply(timeout_s)
+
+    def has_replied(self) -> bool:
+        return not self._replies.empty()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+
+class Node:
+    """One node: a GPU mock in a folder of its own, and the agent that serves it."""
+
+    def __init__(self, name: str, folder: Path, gpus: str, groups: dict[str, str], agent_flags: list[str]) -> None:
+        self.name = name
+        self.folder = folder
+        folder.mkdir(parents=True)
+        library = Path(os.environ["GPU_MOCK_LIB_DIR"]).resolve()
+        self._tool = library / "gpu-mock"
+        self.env = dict(
+            os.environ,
+            LD_LIBRARY_PATH=str(library),
+            PYTHONPATH=os.pathsep.join(p for p in sys.path if p),
+            TIMESLICE_GPU_MOCK=gpus,
+            TIMESLICE_GPU_MOCK_DIR=str(folder / "mock"),
+            TIMESLICE_NODE=name,
+        )
+        self.address = f"unix:{folder}/agent.sock"
+        flags = [f"--group={group}={accelerators}" for group, accelerators in groups.items()]
+        self.agent = Server(
+            [
+                "-m",
+                "snapshot_agent_server",
+                "--listen",
+                self.address,
+                "--node",
+                name,
+                "--state-dir",
+                str(folder / "state"),
+                *flags,
+                *agent_flags,
+            ],
+            self.env,
+            folder / "agent.log",
+            "snapshot agent ready",
+        )
+
+    def gpu_mock(self, *arguments: str) -> str:
+        return subprocess.run(
+            [str(self._tool), *arguments], env=self.env, check=True, capture_output=True, text=True, timeout=30
+        ).stdout
+
+    def journal(self) -> list[dict[str, Any]]:
+        """The ground truth: what ran on this node's devices, when, and of whom."""
+        return [json.loads(line) for line in self.gpu_mock("journal", "--json").splitlines()]
+
+
+class Machine:
+    """Orchestrator and nodes; a context manager that leaves no process behind."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: dict[str, dict[str, str]] | None = None,
+        gpus: str = "1x32MiB",
+        agent_flags: tuple[str, ...] = (),
+        orchestrator_flags: tuple[str, ...] = (),
+    ) -> None:
+        """`nodes`: node name -> {group: accelerators}; default one node "n0" with group "g" on its GPU 0."""
+        nodes = nodes or {"n0": {"g": "0"}}
+        self.folder = folder
+        self.nodes = {
+            name: Node(name, folder / name, gpus, groups, list(agent_flags)) for name, groups in nodes.items()
+        }
+        self.address = f"unix:{folder}/orch.sock"
+        agents = []
+        for name, groups in nodes.items():
+            agents += ["--agent", ",".join([f"{name}={self.nodes[name].address}", *(f"group={g}" for g in groups)])]
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+        self.orchestrator = Server(
+            [
+                "-m",
+                "orchestrator",
+                "--listen",
+                self.address,
+                "--state-dir",
+                str(folder / "state"),
+                "--restore-margin-bytes",
+                str(1 << 20),
+                *agents,
+                *orchestrator_flags,
+            ],
+            env,
+            folder / "orchestrator.log",
+            "orchestrator ready",
+        )
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Machine:
+        with contextlib.ExitStack() as stack:
+            for node in self.nodes.values():
+                node.agent.start()
+                stack.callback(node.agent.stop)
+            self.orchestrator.start()
+            stack.callback(self.orchestrator.stop)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is not None:
+            for log in (self.orchestrator.log, *(node.agent.log for node in self.nodes.values())):
+                print(f"--- {log.name}\n{log.read_text()[-6000:]}")
+        self._stack.close()
+
+    @property
+    def node(self) -> Node:
+        """The only node."""
+        [node] = self.nodes.values()
+        return node
+
+    def client(self, job: str, group: str = "g", **settings: Any) -> TimeSliceOrchestratorClient:
+        client = TimeSliceOrchestratorClient(self.address, job_id=job, group_id=group, **settings)
+        self._stack.callback(client.close)
+        return client
+
+    def process(self, job: str, group: str = "g", node: str | None = None, ordinal: int = 0) -> DeviceProcess:
+        """A registered process of a job. It has a context but nothing in device memory yet."""
+        where = self.nodes[node] if node else self.node
+        process = DeviceProcess(where, ordinal)
+        self._stack.callback(process.kill)
+        handle = self.register(job, group, [process.pid], node)
+        self._stack.callback(handle.close)
+        return process
+
+    def register(self, job: str, group: str, pids: list[int], node: str | None = None) -> WorkloadHandle:
+        where = self.nodes[node] if node else self.node
+        return register_workload(where.address, job, group, pids=pids)
+
+    @contextlib.contextmanager
+    def stub(self) -> Iterator[orchestrator_pb2_grpc.TimeSliceOrchestratorServiceStub]:
+        with grpc.insecure_channel(self.address) as channel:
+            yield orchestrator_pb2_grpc.TimeSliceOrchestratorServiceStub(channel)
+
+    def status(self, group: str = "g") -> orchestrator_pb2.GetGroupStatusResponse:
+        with self.stub() as stub:
+            return stub.GetGroupStatus(orchestrator_pb2.GetGroupStatusRequest(group_id=group), timeout=5)
+
+    def wait_for(self, condition: Any, group: str = "g", timeout_s: float = 20.0) -> orchestrator_pb2.GroupStatus:
+        """The first status of the group, current or coming, that fulfils the condition; told by WatchGroups."""
+        last = None
+        with self.stub() as stub:
+            try:
+                for event in stub.WatchGroups(
+                    orchestrator_pb2.WatchGroupsRequest(group_ids=[group]), timeout=timeout_s
+                ):
+                    last = event.group
+                    if condition(event.group):
+                        return event.group
+            except grpc.RpcError as error:
+                raise AssertionError(f"never came to pass; last status: {last}") from error
+        raise AssertionError(f"the event stream ended; last status: {last}")
