@@ -295,10 +295,12 @@ class Group:
             for other in self.site.operations.on(operation.node):
                 if other.after == operation.id:
                     self.site.publish("restore_started", other.job, other.node)
+        if outcome.end in (End.DONE, End.GONE):
+            self.site.succeeded(operation.node, operation.job)
         if self.switch is not None:
             self.switch.note(outcome, now)
         elif outcome.end in (End.FAILED, End.INDETERMINATE):
-            self.site.pause(operation.node, operation.job, self.site.backoff_s(2), now)
+            self.site.retry_later(operation.node, operation.job, now)
             if operation.kind is OperationKind.SNAPSHOT:
                 trouble = self.site.troubles.setdefault(operation.job, Trouble())
                 trouble.tries += 1

@@ -55,6 +55,7 @@ class Site:
     new_faults: list[JobId] = field(default_factory=list)
     blocked_since: dict[JobId, float] = field(default_factory=dict)
     pauses: dict[tuple[NodeId, JobId], float] = field(default_factory=dict)
+    failures: dict[tuple[NodeId, JobId], int] = field(default_factory=dict)
 
     @property
     def group(self) -> GroupId:
@@ -116,6 +117,17 @@ class Site:
             self.faults[job] = reason
             self.new_faults.append(job)
             self.publish("faulted", job, detail=reason)
+
+    def retry_later(self, node: NodeId, job: JobId, now: float) -> None:
+        """Leave a context alone after a call for it failed, longer each time."""
+        failures = self.failures.get((node, job), 0) + 1
+        self.failures[(node, job)] = failures
+        self.pause(node, job, self.backoff_s(min(failures, 6)), now)
+
+    def succeeded(self, node: NodeId, job: JobId) -> None:
+        """A call for a context succeeded, or the context is gone."""
+        self.failures.pop((node, job), None)
+        self.pauses.pop((node, job), None)
 
     def pause(self, node: NodeId, job: JobId, seconds: float, now: float) -> None:
         """Leave a context alone for a while."""

@@ -93,6 +93,7 @@ class Switch:
             self.has_restored = True
         if outcome.end not in (End.FAILED, End.INDETERMINATE):
             return
+        site.retry_later(operation.node, operation.job, now)
         is_target = operation.job == self.target
         match operation.kind:
             case OperationKind.RESTORE if is_target:
@@ -103,15 +104,12 @@ class Switch:
             case OperationKind.SNAPSHOT if is_target:
                 for trouble in site.troubles.values():
                     trouble.repair_tries += trouble.is_repairing
-                site.pause(operation.node, operation.job, site.backoff_s(1), now)
             case OperationKind.LOCK if is_target:
-                site.pause(operation.node, operation.job, site.backoff_s(1), now)
+                pass
             case OperationKind.SNAPSHOT | OperationKind.LOCK:
                 trouble = site.troubles.setdefault(operation.job, Trouble())
                 trouble.reason = f"node {operation.node}: {outcome.error}"
-                if trouble.is_repairing:
-                    site.pause(operation.node, operation.job, site.backoff_s(1), now)
-                else:
+                if not trouble.is_repairing:
                     trouble.tries += 1
                     trouble.is_repairing = True
                     trouble.repair_tries = 0
@@ -119,9 +117,8 @@ class Switch:
             case OperationKind.RESTORE:
                 if operation.job in site.troubles:
                     site.troubles[operation.job].repair_tries += 1
-                site.pause(operation.node, operation.job, site.backoff_s(1), now)
             case OperationKind.UNLOCK:
-                site.pause(operation.node, operation.job, site.backoff_s(1), now)
+                pass
             case _:
                 assert_never(operation.kind)
 
@@ -150,6 +147,7 @@ class Switch:
                 is_ready = False
         if is_ready:
             self.phase = Phase.PLACED
+            self.blocked = None
 
     def _forget_troubles(self) -> None:
         """A job that is off the device gives no trouble any more."""
@@ -310,7 +308,8 @@ class Switch:
                 trouble.cannot_lock = False
                 trouble.repair_tries = 0
             self._restore_tries = min(self._restore_tries, site.settings.max_tries - 1)
-            self.blocked = None
+            if is_over:
+                self.blocked = None  # else it shows on while one more try is made
             self.phase = Phase.FORWARD
         elif site.config.on_unsaveable is OnUnsaveable.KILL and blocked.job != self.target:
             self._kill(blocked, now)

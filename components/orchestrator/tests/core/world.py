@@ -66,6 +66,12 @@ class Context:
     is_unsaveable: bool = False
     is_unlockable: bool = False
     by_operation: OperationId | None = None
+    is_tame: bool = False
+    """It was locked once: from then on it runs only where the orchestrator let it."""
+
+    def is_free(self) -> bool:
+        """Tell whether its processes can touch the device."""
+        return self.state is ContextState.RUNNING and not self.locked
 
 
 @dataclass
@@ -188,7 +194,7 @@ class Agent:
             return ev.AgentCallFailed(self.node, effect.operation, AgentErrorKind.GONE, "no such context")
         if context.state is not ContextState.RUNNING or context.is_unlockable:
             return ev.AgentCallFailed(self.node, effect.operation, AgentErrorKind.REFUSED, "cannot be locked")
-        context.locked = True
+        context.locked = context.is_tame = True
         self.push_context(context)
         return ev.Locked(self.node, effect.operation)
 
@@ -282,7 +288,7 @@ class Agent:
             return
         if fate == "ok":
             context.state = ContextState.SAVED if work.kind == "snapshot" else ContextState.RUNNING
-            context.locked = True
+            context.locked = context.is_tame = True
         elif fate == "rolled back":
             context.state, context.locked = work.before
         elif fate == "failed":
@@ -299,6 +305,7 @@ class Agent:
     def resolve(self, context: Context, state: ContextState) -> None:
         """The driver says at last how an operation ended."""
         context.state, context.locked, context.by_operation = state, True, None
+        context.is_tame = True
         self.push_context(context)
 
     def end(self, work: Work, result: OperationResult, _: str = "") -> None:
@@ -403,6 +410,10 @@ class World:
         self.stepped_down: str | None = None
         self.wake_at: float | None = None
         self.kills: list[fx.KillContext] = []
+        self.trace: deque[ev.Event | fx.Effect] = deque(maxlen=24)
+        self.unwritten: dict[GroupId, fx.Record] = {}
+        self.cancelled: set[CallId] = set()
+        self.open_calls: set[CallId] = set()
         self.on_grant: Callable[[Lease], None] | None = None
         self._numbers = itertools.count(1)
         self.core: Orchestrator
@@ -430,15 +441,24 @@ class World:
             if agent.is_up:
                 agent.connect()
 
-    def crash(self) -> None:
-        """Kill the orchestrator; messages to it are lost, writes under way may have landed or not."""
+    def crash(self, *, writes_land: bool = False) -> None:
+        """Kill the orchestrator; messages to it are lost, writes under way land or do not."""
         self.channels.clear()
+        self.generation += 1
+        for effect in self.unwritten.values():
+            if writes_land:
+                self.store.fates.clear()
+                self.store.write(effect)
+        self.unwritten.clear()
+        self.open_calls.clear()
         for agent in self.agents.values():
             agent.is_connected = False
 
     def handle(self, event: ev.Event) -> None:
         assert self.stepped_down is None or isinstance(event, ev.Started)
+        self.trace.append(event)
         for effect in self.core.handle(event, self.now):
+            self.trace.append(effect)
             self.perform(effect)
 
     # ---- effects
@@ -456,10 +476,13 @@ class World:
         self.post(channel, lambda: self.handle(event))
 
     def perform(self, effect: fx.Effect) -> None:
+        if isinstance(effect, fx.ReplyAcquired | fx.ReplyQueued | fx.Refuse):
+            self.open_calls.discard(effect.call)
         match effect:
             case fx.WakeAt(at_s):
                 self.wake_at = at_s
             case fx.Record():
+                self.unwritten[effect.record.group] = effect
                 self.post(("store", effect.record.group), lambda: self._write(effect))
             case fx.ReadRecord(group):
                 self.post(
@@ -472,6 +495,7 @@ class World:
             case fx.ForgetEnded(group, up_to):
                 self.store.ended = [e for e in self.store.ended if e.group != group or e.token > up_to]
             case fx.ReplyAcquired(call, lease, waited_s, restored):
+                assert call not in self.cancelled, "a call that was cancelled was granted"
                 self.grants.append(lease)
                 if self.on_grant is not None:
                     self.on_grant(lease)
@@ -501,6 +525,7 @@ class World:
                 self.stepped_down = reason
 
     def _write(self, effect: fx.Record) -> None:
+        self.unwritten.pop(effect.record.group)
         event = self.store.write(effect)
         self.post(("store", effect.record.group), lambda: self.handle(event))
 
@@ -559,7 +584,7 @@ class World:
                     finished |= len(agent.running_works()) < before or bool(self.deliverable())
             if not works or not finished:
                 return
-        raise AssertionError("does not come to rest")
+        raise AssertionError("does not come to rest: " + "\n".join(map(str, self.trace)))
 
     def advance(self, seconds: float) -> None:
         """Let time pass; everything that becomes due happens, in order."""
@@ -573,7 +598,7 @@ class World:
             self.handle(ev.Woken())
             self.settle()
         else:
-            raise AssertionError("wakes without end")
+            raise AssertionError("wakes without end: " + "\n".join(map(str, self.trace)))
         self.now = end
 
     # ---- clients
@@ -612,6 +637,7 @@ class World:
         wait_s: float | None = None,
     ) -> CallId:
         call = self.call()
+        self.open_calls.add(call)
         self.handle(
             ev.AcquireRequested(
                 call=call,
@@ -644,6 +670,8 @@ class World:
         return call
 
     def cancel(self, call: CallId) -> None:
+        self.cancelled.add(call)
+        self.open_calls.discard(call)
         self.handle(ev.CallCancelled(call))
         self.settle()
 

@@ -1,0 +1,459 @@
+"""The whole core in a hostile world: any order of messages, lost and repeated ones, crashes, failing drivers.
+
+After every step the promises of SWITCH.md are checked against the truth that the model world knows; at the end the
+world is healed, and every waiter must be served, refused, or find its group Blocked.
+
+The normal run is short. The long one, 10,000 examples, is
+
+    CORE_EXAMPLES=10000 python -m pytest components/orchestrator/tests/core/test_properties.py
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from orchestrator.core import events as ev
+from orchestrator.core.invariants import check_group
+from orchestrator.core.types import (
+    AgentErrorKind,
+    CallId,
+    ContextState,
+    EvictAction,
+    JobId,
+    Lease,
+    NodeId,
+    OperationId,
+    RefusalCode,
+)
+from world import World
+
+EXAMPLES = int(os.environ.get("CORE_EXAMPLES", "60"))
+STEPS = int(os.environ.get("CORE_STEPS", "60"))
+SHRINKS = os.environ.get("CORE_SHRINK", "1") == "1"
+
+JOBS = ["a", "b", "c"]
+jobs = st.sampled_from(JOBS)
+pick = st.integers(0, 1_000_000)
+
+
+class HostileWorld(RuleBasedStateMachine):
+    """Plays every part except the core's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: World | None = None
+        self.streams: dict[str, CallId] = {}
+        self.sessions: dict[str, str] = {}
+        self.requests: list[tuple[str, str, str, str | None]] = []
+        self.tokens: dict[str, dict[int, str]] = {}
+        self.evicted: set[tuple[str, str]] = set()
+
+    @property
+    def w(self) -> World:
+        assert self.world is not None
+        return self.world
+
+    @initialize(nodes=st.integers(1, 3), groups=st.integers(1, 2))
+    def begin(self, nodes: int, groups: int) -> None:
+        self.world = World(nodes, [f"g{index}" for index in range(1, groups + 1)])
+        self.world.on_grant = self.granted
+        for job in JOBS:
+            self.open_session(job)
+
+    def open_session(self, job: str) -> None:
+        name = self.sessions.get(job, f"{job}-0")
+        stream = self.w.call()
+        processes = tuple(ev.ProcessRef(node, 100 + JOBS.index(job)) for node in self.w.node_ids)
+        self.w.handle(
+            ev.SessionRenewed(
+                stream=stream,
+                session=ev.SessionId(name),
+                job=JobId(job),
+                processes=processes,
+            )
+        )
+        answer = self.w.answers.get(stream)
+        if answer is not None and answer.refusal is not None:
+            prefix, number = name.split("-")
+            self.sessions[job] = f"{prefix}-{int(number) + 1}"
+            self.open_session(job)
+            return
+        self.sessions[job] = name
+        self.streams[job] = stream
+
+    # ------------------------------------------------------------ messages and time
+
+    @precondition(lambda self: self.world is not None and self.world.deliverable())
+    @rule(which=pick, count=st.integers(1, 6))
+    def deliver(self, which: int, count: int) -> None:
+        for _ in range(count):
+            channels = self.w.deliverable()
+            if not channels:
+                return
+            self.w.deliver(channels[which % len(channels)])
+
+    @precondition(lambda self: self.world is not None)
+    @rule()
+    def deliver_all(self) -> None:
+        self.w.settle()
+
+    @precondition(lambda self: self.world is not None and self.world.deliverable())
+    @rule(which=pick)
+    def lose_call_or_answer(self, which: int) -> None:
+        """The call's deadline passes at the edge; whether the agent got it depends on which of both was lost."""
+        channels = [channel for channel in self.w.deliverable() if channel[0] in ("call", "answer")]
+        if not channels:
+            return
+        channel = channels[which % len(channels)]
+        self.w.channels[channel].popleft()
+        if not self.w.channels[channel]:
+            del self.w.channels[channel]
+        failed = ev.AgentCallFailed(
+            NodeId(channel[1]), OperationId(channel[2]), AgentErrorKind.UNANSWERED, "deadline"
+        )
+        self.w.post(("answer", channel[1], channel[2]), lambda: self.w.handle(failed))
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick)
+    def repeat_an_end(self, which: int) -> None:
+        ended = [
+            ev.OperationEnded(agent.node, work.id, work.result)
+            for agent in self.w.agents.values()
+            for work in agent.works.values()
+            if work.result is not None and agent.is_connected
+        ]
+        if ended:
+            # after what its agent has sent so far: it learns of an end from the agent's own stream
+            event = ended[which % len(ended)]
+            self.w.post(("stream", event.node), lambda: self.w.handle(event))
+
+    @precondition(lambda self: self.world is not None)
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 2.5, 11.0, 31.0, 150.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.w.now += seconds
+        if self.w.wake_at is not None and self.w.wake_at <= self.w.now:
+            self.w.wake_at = None
+            self.w.handle(ev.Woken())
+
+    # ------------------------------------------------------------ clients
+
+    @precondition(lambda self: self.world is not None)
+    @rule(job=jobs, which=pick, has_session=st.booleans(), is_named=st.booleans(), wait=st.sampled_from([None, 0.5]))
+    def acquire(self, job: str, which: int, has_session: bool, is_named: bool, wait: float | None) -> None:
+        group = str(self.w.core.group_ids()[which % len(self.w.configs)])
+        session = self.sessions[job] if has_session else None
+        request = f"r{len(self.requests)}" if is_named else None
+        if request is not None:
+            self.requests.append((request, job, group, session))
+        self.w.send_ask(job, group, request, session, wait)
+
+    @precondition(lambda self: self.world is not None and self.requests)
+    @rule(which=pick)
+    def retry(self, which: int) -> None:
+        request, job, group, session = self.requests[which % len(self.requests)]
+        over = [ended for ended in self.w.store.ended if request in ended.requests and ended.ending != "undone"]
+        call = self.w.send_ask(job, group, request, session)
+        if over and not (session is not None and session != self.sessions[job]):
+            assert self.w.refusal(call).code in (RefusalCode.ABORTED, RefusalCode.FAILED_PRECONDITION)
+
+    @precondition(lambda self: self.world is not None and self.world.open_calls)
+    @rule(which=pick)
+    def cancel(self, which: int) -> None:
+        calls = sorted(self.w.open_calls)
+        call = calls[which % len(calls)]
+        self.w.cancelled.add(call)
+        self.w.open_calls.discard(call)
+        self.w.handle(ev.CallCancelled(call))
+
+    @precondition(lambda self: self.world is not None and self.world.grants)
+    @rule(which=pick)
+    def lose_a_reply(self, which: int) -> None:
+        """A grant's reply could not be written: the edge says so."""
+        calls = sorted(call for call, answer in self.w.answers.items() if answer.lease is not None)
+        self.w.handle(ev.CallCancelled(calls[which % len(calls)]))
+
+    @precondition(lambda self: self.world is not None)
+    @rule(job=jobs, which=pick, token=st.integers(0, 12))
+    def give_back_any(self, job: str, which: int, token: int) -> None:
+        group = str(self.w.core.group_ids()[which % len(self.w.configs)])
+        before = self.w.view(group).lease
+        call = self.w.send_give(job, group, token)
+        after = self.w.view(group).lease
+        if before is not None and (before.job != job or token not in (0, before.token)):
+            assert after is not None, "a Yield of another lease ended this one"
+            assert after.token == before.token
+            answer = self.w.answers.get(call)
+            assert answer is not None or token, "an answer by job alone needs no record"
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick)
+    def give_back_the_lease(self, which: int) -> None:
+        group = str(self.w.core.group_ids()[which % len(self.w.configs)])
+        lease = self.w.view(group).lease
+        if lease is not None:
+            self.w.send_give(lease.job, group, lease.token)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(job=jobs, closes=st.booleans())
+    def lose_stream(self, job: str, closes: bool) -> None:
+        stream = self.streams.pop(job, None)
+        if stream is not None:
+            self.w.handle(ev.SessionClosed(stream) if closes else ev.SessionStreamLost(stream))
+
+    @precondition(lambda self: self.world is not None)
+    @rule(job=jobs)
+    def renew(self, job: str) -> None:
+        self.open_session(job)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick, action=st.sampled_from([EvictAction.END_LEASE, EvictAction.CLEAR_FAULT, EvictAction.DROP_WAITER]),
+          job=jobs)
+    def evict(self, which: int, action: EvictAction, job: str) -> None:
+        group = self.w.core.group_ids()[which % len(self.w.configs)]
+        call = self.w.call()
+        self.w.handle(ev.EvictRequested(call=call, group=group, action=action, job=JobId(job)))
+        if action is EvictAction.END_LEASE and self.w.answers[call].evicted is not None:
+            self.evicted.add((str(group), job))
+
+    # ------------------------------------------------------------ processes
+
+    @precondition(lambda self: self.world is not None)
+    @rule(job=jobs, which=pick, node=pick, everywhere=st.booleans())
+    def start_processes(self, job: str, which: int, node: int, everywhere: bool) -> None:
+        group = self.w.core.group_ids()[which % len(self.w.configs)]
+        nodes = self.w.node_ids if everywhere else [self.w.node_ids[node % len(self.w.node_ids)]]
+        for name in nodes:
+            if (JobId(job), group) not in self.w.agents[name].contexts:
+                self.w.agents[name].appear(JobId(job), group, [100 + JOBS.index(job)], size=40)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick)
+    def start_processes_of_the_holder(self, which: int) -> None:
+        group = self.w.core.group_ids()[which % len(self.w.configs)]
+        lease = self.w.view(str(group)).lease
+        if lease is not None:
+            self.start_processes(str(lease.job), which, 0, True)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(job=jobs, which=pick, node=pick, everywhere=st.booleans())
+    def end_processes(self, job: str, which: int, node: int, everywhere: bool) -> None:
+        group = self.w.core.group_ids()[which % len(self.w.configs)]
+        nodes = self.w.node_ids if everywhere else [self.w.node_ids[node % len(self.w.node_ids)]]
+        for name in nodes:
+            self.w.agents[name].disappear(JobId(job), group)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(job=jobs, which=pick, node=pick, is_unsaveable=st.booleans(), is_unlockable=st.booleans())
+    def spoil(self, job: str, which: int, node: int, is_unsaveable: bool, is_unlockable: bool) -> None:
+        group = self.w.core.group_ids()[which % len(self.w.configs)]
+        context = self.w.agents[self.w.node_ids[node % len(self.w.node_ids)]].contexts.get((JobId(job), group))
+        if context is not None:
+            context.is_unsaveable, context.is_unlockable = is_unsaveable, is_unlockable and is_unsaveable
+
+    # ------------------------------------------------------------ drivers and agents
+
+    def works(self) -> list[tuple[NodeId, OperationId]]:
+        return [
+            (agent.node, work.id) for agent in self.w.agents.values() if agent.is_up for work in agent.running_works()
+        ]
+
+    @precondition(lambda self: self.world is not None and self.works())
+    @rule(
+        which=pick,
+        fate=st.sampled_from(
+            ["ok", "ok", "ok", "rolled back", "failed", "gone", "hang", "indeterminate saved", "indeterminate running"]
+        ),
+    )
+    def finish_work(self, which: int, fate: str) -> None:
+        node, name = self.works()[which % len(self.works())]
+        agent = self.w.agents[node]
+        work = agent.works[name]
+        agent.fates[(work.kind, work.key[0])].appendleft(fate)
+        agent.finish(work)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick, is_saved=st.booleans())
+    def driver_says(self, which: int, is_saved: bool) -> None:
+        self.resolve(which, is_saved)
+
+    def resolve(self, which: int, is_saved: bool) -> bool:
+        open_ends = [
+            (agent, context)
+            for agent in self.w.agents.values()
+            for context in agent.contexts.values()
+            if agent.is_up
+            and context.state is ContextState.TRANSITIONING
+            and (context.by_operation is None or agent.works[context.by_operation].result is not None)
+        ]
+        if open_ends:
+            agent, context = open_ends[which % len(open_ends)]
+            fits = agent.used(context.group) <= 100
+            agent.resolve(context, ContextState.RUNNING if fits and not is_saved else ContextState.SAVED)
+        return bool(open_ends)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick)
+    def break_stream(self, which: int) -> None:
+        agent = self.w.agents[self.w.node_ids[which % len(self.w.node_ids)]]
+        if agent.is_connected:
+            agent.is_connected = False
+            self.w.channels.pop(("stream", agent.node), None)
+            self.w.handle(ev.NodeDisconnected(agent.node, "broken"))
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick)
+    def connect(self, which: int) -> None:
+        agent = self.w.agents[self.w.node_ids[which % len(self.w.node_ids)]]
+        if agent.is_up and not agent.is_connected:
+            agent.connect()
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick, keeps=st.booleans())
+    def restart_agent(self, which: int, keeps: bool) -> None:
+        agent = self.w.agents[self.w.node_ids[which % len(self.w.node_ids)]]
+        if agent.is_up:
+            was_connected = agent.is_connected
+            agent.crash()
+            self.w.channels.pop(("stream", agent.node), None)
+            if was_connected:
+                self.w.handle(ev.NodeDisconnected(agent.node, "killed"))
+        else:
+            agent.restart(keeps_operations=keeps)
+            agent.connect()
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick, is_mute=st.booleans())
+    def mute(self, which: int, is_mute: bool) -> None:
+        self.w.agents[self.w.node_ids[which % len(self.w.node_ids)]].is_mute = is_mute
+
+    # ------------------------------------------------------------ store and orchestrator
+
+    @precondition(lambda self: self.world is not None)
+    @rule(fate=st.sampled_from(["failed", "unclear written", "unclear lost"]))
+    def spoil_a_write(self, fate: str) -> None:
+        self.w.store.fates.append(fate)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(writes_land=st.booleans())
+    def restart_orchestrator(self, writes_land: bool) -> None:
+        self.w.crash(writes_land=writes_land)
+        self.streams.clear()
+        self.w.start()
+
+    # ------------------------------------------------------------ promises
+
+    def granted(self, lease: Lease) -> None:
+        """A reply leaves: it is recorded, its token rises, and is that of the newest lease."""
+        record = self.w.store.records[lease.group]
+        assert record.lease is not None, "a grant left without a record"
+        assert record.lease.token == lease.token
+        tokens = self.tokens.setdefault(str(lease.group), {})
+        assert tokens.setdefault(lease.token, str(lease.job)) == lease.job, "two jobs have one token"
+        assert lease.token == max(tokens), "a token fell"
+
+    @invariant()
+    def only_the_last_holder_can_touch_the_device(self) -> None:
+        if self.world is None:
+            return
+        for group in self.w.core.groups():
+            record = self.w.store.records.get(group.id)
+            resident = record.resident if record is not None else None
+            for agent in self.w.agents.values():
+                seen = group.site.nodes[self.w.node_ids.index(agent.node)]
+                for context in agent.contexts.values():
+                    if context.group != group.id or not context.is_free() or context.job == resident:
+                        self.evicted -= {(str(context.group), str(context.job))} if context.locked else set()
+                        continue
+                    view = seen.context(group.id, context.job)
+                    is_unseen = view is None or view.state is not ContextState.RUNNING or not seen.is_connected
+                    is_next = group.holding is not None and group.holding.lease.job == context.job
+                    is_noticed = context.job in group.intruders or is_next
+                    is_evicted = (str(group.id), str(context.job)) in self.evicted
+                    assert (not context.is_tame and (is_unseen or is_noticed)) or is_evicted, (
+                        f"{context.job} runs on {agent.node} without the lease (last holder: {resident})"
+                    )
+
+    @invariant()
+    def memory_does_not_contradict_itself(self) -> None:
+        if self.world is not None:
+            assert self.w.stepped_down is None, self.w.stepped_down
+            for group in self.w.core.groups():
+                check_group(group)
+
+    # ------------------------------------------------------------ the end
+
+    def teardown(self) -> None:
+        if self.world is None:
+            return
+        self.heal()
+        for _ in range(40):
+            if not self.w.open_calls:
+                break
+            self.w.advance(20.0)
+            for config in self.w.configs:
+                lease = self.w.view(config.group).lease
+                if lease is not None:
+                    self.w.give(lease.job, config.group, lease.token)
+            while self.resolve(0, True):
+                self.w.settle()
+        for call in sorted(self.w.open_calls):
+            group = next(
+                str(group.id) for group in self.w.core.groups() for waiter in group.queue if call in waiter.calls
+            )
+            assert "Blocked" in self.w.conditions(group), f"call {call} waits for ever: {self.story(group)}"
+        self.only_the_last_holder_can_touch_the_device()
+        for group in self.w.core.groups():
+            stuck = {job for job, trouble in group.site.troubles.items() if trouble.cannot_lock}
+            if not stuck and "Blocked" not in self.w.conditions(str(group.id)):
+                for job in {context.job for agent in self.w.agents.values() for context in agent.contexts.values()}:
+                    self.is_whole(str(group.id), str(job))
+
+    def story(self, name: str) -> str:
+        """Return all that helps to see why a group does not go on."""
+        group = next(group for group in self.w.core.groups() if group.id == name)
+        switch, site = group.switch, group.site
+        lines = [
+            f"group {name} at {self.w.now}, woken at {self.w.wake_at}",
+            f"view: {self.w.view(name)}",
+            f"holding: {group.holding}",
+            f"switch: {switch and (switch.target, switch.phase, switch.blocked, vars(switch))}",
+            f"operations: {[op for node in site.nodes for op in site.operations.on(node.id)]}",
+            f"troubles: {site.troubles}, faults: {site.faults}, intruders: {group.intruders}, evicted: {group.evicted}",
+            f"resident: {site.resident}, pauses: {site.pauses}, durable: {group.ledger.is_clean}",
+            f"truth: { {agent.node: list(agent.contexts.values()) for agent in self.w.agents.values()} }",
+            f"agents: { {agent.node: (agent.is_up, agent.is_connected) for agent in self.w.agents.values()} }",
+        ]
+        return "\n".join(lines)
+
+    def heal(self) -> None:
+        self.w.store.fates.clear()
+        for agent in self.w.agents.values():
+            agent.is_mute = False
+            agent.fates.clear()
+            if not agent.is_up:
+                agent.restart()
+            if not agent.is_connected:
+                agent.connect()
+        for job in list(self.streams):
+            self.open_session(job)
+        self.w.settle()
+        while self.resolve(0, True):
+            self.w.settle()
+
+    def is_whole(self, group: str, job: str) -> None:
+        states = {self.w.state(job, group, node) for node in self.w.node_ids}
+        assert not {"saved", "running"} <= states, f"{job} runs on some nodes only: {states}"
+
+
+HostileWorld.TestCase.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=STEPS,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+    phases=[phase for phase in Phase if phase is not Phase.shrink or SHRINKS],
+)
+TestHostileWorld = HostileWorld.TestCase
