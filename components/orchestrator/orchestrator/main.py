@@ -85,6 +85,8 @@ def main(flags: Sequence[str] | None = None) -> int:
     except Deposed as error:
         print(f"orchestrator: {error}", file=sys.stderr)
         return EXIT_FAILED
+    finally:
+        logs.flush()
     _remove_sockets(arguments.listen)
     return status
 

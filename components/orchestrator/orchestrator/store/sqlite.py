@@ -51,6 +51,8 @@ class SqliteStore:
         self._thread = thread
         self._lock = lock
         self._epoch = epoch
+        self._is_durable = True
+        """Whether the connection is set to wait for the disk at each commit."""
 
     @property
     def epoch(self) -> Epoch:
@@ -121,7 +123,9 @@ class SqliteStore:
         is_committing = False
         is_durable = new_epoch is not None or any(isinstance(write, Record) for write in writes)
         try:
-            self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+            if is_durable != self._is_durable:
+                self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+                self._is_durable = is_durable
             self._connection.execute("BEGIN IMMEDIATE")
             [stored] = self._connection.execute("SELECT epoch FROM leader").fetchone()
             if stored != self._epoch:
