@@ -349,6 +349,46 @@ def test_only_what_was_held_when_the_stream_was_opened_can_be_missing():
     assert book.missing(expected, [HeldLease(GROUP, 1)]) == []
 
 
+LOST = "FAILED_PRECONDITION"
+
+
+@pytest.mark.parametrize(
+    ("token", "code", "is_overdue", "is_lost"),
+    [
+        (1, LOST, False, True),
+        (1, LOST, True, True),
+        (1, "UNAVAILABLE", True, True),
+        (1, "UNAVAILABLE", False, False),
+        (1, "DEADLINE_EXCEEDED", True, False),
+        (1, "PERMISSION_DENIED", False, False),
+        (0, LOST, True, False),
+        (0, "UNAVAILABLE", True, False),
+    ],
+)
+def test_release_that_failed_tells_whether_the_lease_is_lost(token, code, is_overdue, is_lost):
+    book = LeaseBook()
+    if token:
+        book.asking(GROUP)
+        book.asked(GROUP, token)
+    loss = book.release_failed(GROUP, token, Status(code, "why"), is_overdue)
+    assert (loss is not None) == is_lost
+    if loss is not None:
+        assert loss.lease == HeldLease(GROUP, token)
+        assert "why" in loss.reason
+    assert book.token(GROUP) == (0 if is_lost else token)
+
+
+def test_loss_noticed_during_a_failing_release_is_told_with_its_own_reason():
+    book = LeaseBook()
+    book.asking(GROUP)
+    book.asked(GROUP, 1)
+    book.lost(HeldLease(GROUP, 1), "evicted")
+    loss = book.release_failed(GROUP, 1, Status(LOST, "lease 1 is over"), False)
+    assert loss is not None
+    assert loss.reason == "evicted"
+    assert book.take_loss(GROUP) is None
+
+
 def test_same_lease_granted_to_two_acquires_is_one():
     book = LeaseBook()
     for _ in range(2):

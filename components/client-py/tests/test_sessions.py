@@ -299,10 +299,11 @@ def test_interrupt_while_the_call_is_begun_leaves_the_queue_too(orchestrator, co
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_process_that_ends_without_close_ends_quietly(orchestrator):
+def test_process_that_ends_without_close_gives_back_what_it_holds(orchestrator):
     with run(WAIT, orchestrator) as process:
         assert process.wait(20) == 0
-        assert process.stderr.read() == ""
+        assert process.stderr.read() == "client closed while job a holds group trainers: giving it back\n"
+    assert orchestrator.holder("trainers") is None
     orchestrator.wait_until(lambda: orchestrator.session_of("a").streams == 0)
 
 

@@ -7,10 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import grpc
 import pytest
 from live import Running, children_of, mock_environment, processes_of
+from timeslice import TimeSliceOrchestratorClient
+from timeslice.orchestrator.exceptions import OrchestratorLeaseLostError
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb2_grpc
 
 UP = ["-m", "timeslice.cli", "up"]
 
@@ -90,6 +96,18 @@ handle.close()
 """
 
 
+HOLD = """
+import os, sys
+from timeslice import TimeSliceOrchestratorClient
+from timeslice.snapshot_agent import register_workload
+register_workload(None, sys.argv[1], "pool", pids=[os.getpid()])
+with TimeSliceOrchestratorClient(job_id=sys.argv[1], group_id="pool") as client:
+    client.acquire()
+    print("holds", flush=True)
+    sys.stdin.readline()
+"""
+
+
 def test_two_jobs_that_do_not_fit_together_take_turns(environment, start):
     up(start, "--group", "pool=0", "--group", "rest=1")
     jobs = {name: start("-c", JOB, name) for name in ("a", "b")}
@@ -139,11 +157,9 @@ def test_without_groups_each_gpu_is_one(environment, start):
 
 def test_status_shows_holder_and_waiters(environment, start):
     up(start, "--group", "pool=0,1")
-    hold = "import sys; from timeslice import TimeSliceOrchestratorClient as C; c = C(job_id=sys.argv[1]);" \
-        "c.acquire(group_id='pool'); print('holds', flush=True); sys.stdin.readline(); c.close()"
-    holder, waiter = start("-c", hold, "a"), None
+    holder = start("-c", HOLD, "a")
     holder.wait_for("holds")
-    waiter = start("-c", hold, "b")
+    waiter = start("-c", HOLD, "b")
     while not status(environment)["pool"]["waiters"]:
         assert waiter.process.poll() is None, waiter.errors
     command = [sys.executable, "-m", "timeslice.cli", "status"]
@@ -154,6 +170,37 @@ def test_status_shows_holder_and_waiters(environment, start):
     waiter.wait_for("holds")
     assert status(environment)["pool"]["holder"] == "b"
     waiter.say()
+
+
+def test_killed_holder_is_followed_by_the_next_in_line(environment, start):
+    up(start, "--group", "pool=0", "--group", "rest=1")
+    holder = start("-c", HOLD, "a")
+    holder.wait_for("holds")
+    waiter = start("-c", HOLD, "b")
+    while not status(environment)["pool"]["waiters"]:
+        assert waiter.process.poll() is None, waiter.errors
+    holder.process.kill()
+    killed = time.monotonic()
+    waiter.wait_for("holds")
+    assert time.monotonic() - killed < 15  # far below the session's time to live of 30 s
+    waiter.say()
+
+
+def test_holder_whose_lease_an_operator_ended_is_told(environment, start, short_dir):
+    up(start, "--group", "pool=0", "--group", "rest=1")
+    with (
+        TimeSliceOrchestratorClient(f"unix:{short_dir}/run/orchestrator.sock", "a", "pool") as client,
+        grpc.insecure_channel(client.target) as channel,
+    ):
+        client.acquire()
+        stub = pb2_grpc.TimeSliceOrchestratorServiceStub(channel)
+        request = pb2.EvictRequest(
+            group_id="pool", job_id="a", reason="maintenance", action=pb2.EvictRequest.ACTION_END_LEASE
+        )
+        assert stub.Evict(request, timeout=30).actions
+        with pytest.raises(OrchestratorLeaseLostError, match="maintenance"):
+            client.release()
+        assert client.acquire().success
 
 
 def test_second_start_is_refused_and_names_the_first(environment, start):
@@ -172,6 +219,17 @@ def test_death_of_one_server_stops_the_other_and_is_said(environment, start, mod
     assert command.end() == 1
     name = module.removesuffix("_server").replace("_", " ")
     assert any(f"timeslice up: the {name} ended (signal 9)" in line for line in command.errors)
+    assert processes_of(environment) == []
+    assert not Path(environment["TIMESLICE_RUNTIME_DIR"]).exists()
+
+
+def test_second_ctrl_c_does_not_wait_for_a_server_that_hangs(environment, start):
+    command = up(start)
+    os.kill(children_of(command.process.pid)["orchestrator"], signal.SIGSTOP)
+    command.interrupt()
+    command.wait_for("stopping the orchestrator")
+    command.interrupt()
+    assert command.end() == 130
     assert processes_of(environment) == []
     assert not Path(environment["TIMESLICE_RUNTIME_DIR"]).exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -9,6 +10,7 @@ import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -48,6 +50,17 @@ DEFAULT_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 
 _CLOSE_S = 2.0
 """For each step of close(): a program that ends should not wait long for an orchestrator that is gone."""
+
+
+_open_clients: weakref.WeakSet[TimeSliceOrchestratorClient] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open_clients() -> None:
+    """A program that ends without `close` gives back what it holds: the next job need not wait out its session."""
+    for client in list(_open_clients):
+        with contextlib.suppress(Exception):  # The interpreter is going down, and the session ends with it anyway.
+            client.close()
 
 
 class TimeSliceOrchestratorClient:
@@ -119,6 +132,7 @@ class TimeSliceOrchestratorClient:
         self._sessions: dict[str, SessionKeeper] = {}
         self._channel = open_channel(self.target, [DEFAULT_CHANNEL_OPTIONS[0], *(channel_options or [])])
         self._stub: Any = pb2_grpc.TimeSliceOrchestratorServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        _open_clients.add(self)
 
     def __enter__(self) -> TimeSliceOrchestratorClient:
         return self
@@ -129,7 +143,8 @@ class TimeSliceOrchestratorClient:
     def close(self) -> None:
         """Give back what is held, end the sessions and close the channel. A second call does nothing.
 
-        Without sessions nothing is given back. Never raises: what could not be given back ends with the session.
+        Done by itself when the program ends. Without sessions nothing is given back. Never raises: what could not be
+        given back ends with the session.
         """
         with self._changed:
             if self._closed.is_set() or os.getpid() != self._pid:

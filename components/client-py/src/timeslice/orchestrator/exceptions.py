@@ -73,8 +73,8 @@ def error_from_status(status: Status, target: str) -> OrchestratorError:
     text = status.details or f"the orchestrator answered {status.code}"
     if status.code == "UNAVAILABLE":
         text = (
-            f"no orchestrator answers at {target} ({status.details}); start one with `timeslice up`, or name its address"
-            " in TIMESLICE_ORCH_ADDR or the argument target"
+            f"no orchestrator answers at {target} ({status.details}); start one with `timeslice up`, or name its"
+            " address in TIMESLICE_ORCH_ADDR or the argument target"
         )
     return _CLASSES.get(status.code, OrchestratorError)(text, code=status.code)
 
