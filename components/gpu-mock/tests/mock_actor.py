@@ -283,4 +283,5 @@ def run_server(control: socket.socket) -> None:
 if __name__ == "__main__":
     import mock_actor  # under its own name: what is pickled on the other side names it so
 
-    mock_actor.run_server(socket.socket(fileno=int(sys.argv[1])))
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        mock_actor.run_server(control)

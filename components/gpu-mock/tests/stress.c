@@ -2,7 +2,8 @@
 //
 //     stress MODE [ITERATIONS [PID]]
 //
-// MODE: init, alloc, copy, launch, context, target (all of them in threads, contents checked after each step),
+// MODE: init, alloc, copy, launch, context, target (all of them in threads, contents checked after each step), wrong (calls that
+// must fail), nvml, fall (a fault of its own, for tests of the sanitizers),
 // cycle (lock, checkpoint, restore and unlock the process PID), query (ask for its state), together (a target, a process that
 // cycles it and one that allocates beside it, each a child). Without ITERATIONS, or with 0, until SIGTERM. It says "ready" on
 // stdout when the calls begin; a result that should not be is told on stderr, with exit status 1.
@@ -20,9 +21,12 @@
 #include <unistd.h>
 
 #include "../cuda_abi.h"
+#include "../nvml_abi.h"
 
 enum { DEVICE_PAGE = 4096, THREADS = 4, LOCK_TIMEOUT_MS = 10000 };
 
+CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, CUdriverProcAddressQueryResult *status);
+CUresult cuGetErrorName(CUresult error, const char **text);
 CUresult cuInit(unsigned flags);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
@@ -196,6 +200,110 @@ static void context_step(unsigned *seed) {
     MUST(cuCtxDestroy_v2(context));  // with its stream and its memory
 }
 
+#define MUST_FAIL(call)                                        \
+    do {                                                       \
+        if ((call) == CUDA_SUCCESS) fail("%s succeeded", #call); \
+    } while (0)
+
+// What a careless program does: wrong sizes, wrong handles, wrong text, wrong addresses.
+static void wrong_step(unsigned *seed) {
+    CUdeviceptr pointer, other;
+    CUmodule module;
+    CUfunction function;
+    CUstream stream;
+    CUevent event;
+    CUprocessState state;
+    CUdriverProcAddressQueryResult status;
+    void *entry;
+    const char *text;
+    char bytes[64] = {0};
+    static const char *const texts[] = {
+        "", ".version 7.0", ".version 7.0 .target sm_70 .entry", ".version 7.0 .target sm_70 .entry (", ".version 7.0 .target sm_70 .entry a(",
+        ".version 7.0 .target sm_70 .entry a(.param .u99 b)", ".version 7.0 .target sm_70 /* .entry a()", "\x7f" "ELF",
+    };
+    MUST(cuMemAlloc_v2(&pointer, DEVICE_PAGE));
+    MUST_FAIL(cuMemAlloc_v2(&other, (size_t)-1));
+    MUST_FAIL(cuMemAlloc_v2(&other, 0));
+    MUST_FAIL(cuMemAlloc_v2(NULL, 16));
+    MUST_FAIL(cuMemFree_v2(pointer + 1 + (unsigned)rand_r(seed) % 4000));
+    MUST_FAIL(cuMemcpyHtoD_v2(pointer + DEVICE_PAGE - 8, bytes, sizeof bytes));
+    MUST_FAIL(cuMemcpyDtoH_v2(bytes, pointer - 8, sizeof bytes));
+    MUST_FAIL(cuMemcpyDtoH_v2(bytes, pointer, (size_t)-1));
+    MUST_FAIL(cuMemsetD8_v2(pointer, 1, (size_t)-1));
+    MUST_FAIL(cuMemsetD8_v2(0, 1, 16));
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (!cuModuleLoadData(&module, texts[i])) {  // nothing wrong with it as far as it goes
+            MUST_FAIL(cuModuleGetFunction(&function, module, "a"));
+            MUST(cuModuleUnload(module));
+        }
+    MUST(cuModuleLoadData(&module, ptx));
+    MUST_FAIL(cuModuleGetFunction(&function, module, "no such kernel"));
+    MUST_FAIL(cuModuleGetFunction(&function, module, ""));
+    MUST(cuModuleGetFunction(&function, module, "fill"));
+    MUST_FAIL(cuLaunchKernel(function, 0, 1, 1, 1, 1, 1, 0, NULL, (void *[]){bytes, bytes, bytes}, NULL));
+    MUST_FAIL(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+    MUST(cuModuleUnload(module));
+    MUST_FAIL(cuModuleUnload(module));
+    MUST(cuStreamCreate(&stream, 0));
+    MUST(cuStreamDestroy_v2(stream));
+    MUST_FAIL(cuStreamSynchronize(stream));
+    MUST(cuEventCreate(&event, 0));
+    MUST(cuEventDestroy_v2(event));
+    MUST_FAIL(cuEventSynchronize(event));
+    MUST_FAIL(cuStreamCreate(&stream, 99));
+    MUST_FAIL(cuMemFreeHost(bytes));
+    MUST(cuMemFree_v2(pointer));
+    MUST_FAIL(cuMemFree_v2(pointer));
+    MUST_FAIL(cuMemcpyHtoD_v2(pointer, bytes, sizeof bytes));
+    MUST_FAIL(cuCheckpointProcessGetState(1, &state));
+    MUST_FAIL(cuCheckpointProcessUnlock(getpid(), NULL));
+    MUST_FAIL(cuCheckpointProcessRestore(-1, NULL));
+    MUST_FAIL(cuGetErrorName((CUresult)12345, &text));
+    MUST(cuGetProcAddress_v2("cuNothing", &entry, 13000, 0, &status));
+    MUST_FAIL(cuGetProcAddress_v2("cuInit", &entry, 99000, 0, &status));
+}
+
+static void nvml_step(unsigned *seed) {
+    nvmlDevice_t device;
+    nvmlMemory_t memory;
+    nvmlUtilization_t utilization;
+    nvmlProcessInfo_v2_t infos[4];
+    nvmlPciInfo_t pci;
+    unsigned count = 0;
+    char text[96];
+    if (nvmlInit_v2() || nvmlDeviceGetHandleByIndex_v2(0, &device)) fail("NVML does not start");
+    if (nvmlDeviceGetMemoryInfo(device, &memory) || memory.used > memory.total) fail("memory");
+    if (nvmlDeviceGetUtilizationRates(device, &utilization) || utilization.gpu > 100) fail("utilization");
+    if (nvmlDeviceGetComputeRunningProcesses_v3(device, &count, NULL) != NVML_ERROR_INSUFFICIENT_SIZE || count != 1) fail("count");
+    count = 4;
+    if (nvmlDeviceGetComputeRunningProcesses_v3(device, &count, infos) || infos[0].pid != (unsigned)getpid()) fail("processes");
+    if (nvmlDeviceGetUUID(device, text, sizeof text) || nvmlDeviceGetHandleByUUID(text, &device)) fail("UUID");
+    if (nvmlDeviceGetPciInfo_v3(device, &pci) || nvmlDeviceGetHandleByPciBusId_v2(pci.busId, &device)) fail("PCI id");
+    if (!nvmlDeviceGetName(device, text, (unsigned)rand_r(seed) % 5)) fail("a name without room");
+    if (nvmlDeviceGetHandleByPciBusId_v2("x:y", &device) == NVML_SUCCESS || nvmlDeviceGetHandleByUUID("", &device) == NVML_SUCCESS)
+        fail("a device of no name");
+    if (nvmlDeviceGetName((nvmlDevice_t)text, text, sizeof text) != NVML_ERROR_INVALID_ARGUMENT) fail("a handle of nothing");
+    if (nvmlShutdown()) fail("nvmlShutdown");
+}
+
+static volatile int raced;
+
+static void *race(void *argument) {
+    for (int i = 0; i < 1000; i++) raced++;
+    return argument;
+}
+
+// A data race, and a read of freed memory.
+static void fall_step(unsigned *seed) {
+    pthread_t threads[2];
+    char *volatile block = malloc(16);
+    (void)seed;
+    for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, race, NULL);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    free(block);
+    raced += *(volatile char *)block;
+}
+
 static void query_step(int pid) {
     CUprocessState state;
     CUresult result = cuCheckpointProcessGetState(pid, &state);
@@ -336,7 +444,10 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         step_function *step;
-    } simple[] = {{"alloc", alloc_step}, {"copy", copy_step}, {"launch", launch_step}, {"context", context_step}};
+    } simple[] = {
+        {"alloc", alloc_step}, {"copy", copy_step}, {"launch", launch_step}, {"context", context_step},
+        {"wrong", wrong_step}, {"nvml", nvml_step}, {"fall", fall_step},
+    };
     if (strcmp(mode, "init") == 0) {
         join_device();
         say_ready();
