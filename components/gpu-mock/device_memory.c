@@ -138,6 +138,7 @@ static bool take(struct allocation *made) {
 }
 
 static void give(struct allocation *old) {
+    gm_wipe(process.gm, process.slot, old->base);
     gm_lock(process.gm);
     gm_give(process.gm, process.slot, old->base);
     gm_unlock(process.gm);

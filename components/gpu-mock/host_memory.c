@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "device_memory.h"
+#include "streams.h"
 
 enum host_kind { PINNED, REGISTERED, MANAGED };
 
@@ -120,6 +121,9 @@ API CUresult cuMemFreeHost(void *at) {
 API CUresult cuMemFree_v2(CUdeviceptr pointer) {
     TRY(gate_enter(NULL));
     if (!pointer) return gate_leave(CUDA_SUCCESS);
+    // Work that was queued before may still use it: freeing waits for the owner's context, as the driver's does.
+    CUcontext owner;
+    if (memory_find(pointer, NULL, NULL, &owner)) stream_wait_context(owner);
     struct host_range *range = take_out((void *)(uintptr_t)pointer, MANAGED);
     if (!range) return gate_leave(memory_free(pointer, false));
     munmap(range->begin, range->size);

@@ -331,11 +331,15 @@ int gm_find_pid(struct gm *gm, int32_t pid) {
     return -1;
 }
 
+static void bury(struct gm *gm, unsigned slot);
+
 int gm_join(struct gm *gm) {
     struct flock lock;
     int found = -1;
     gm_lock(gm);
     gm_reap(gm);
+    for (unsigned slot = 0; slot < GM_MAX_PROCESSES; slot++)  // ours from before an exec: its lock went with the descriptor
+        if (gm->shared->processes[slot].used && is_own(gm, &gm->shared->processes[slot])) bury(gm, slot);
     for (unsigned slot = 0; slot < GM_MAX_PROCESSES && found < 0; slot++)
         if (!gm->shared->processes[slot].used && record_lock(gm->locks_fd, F_SETLK, F_WRLCK, slot_byte(slot), &lock) == 0)
             found = (int)slot;
@@ -414,30 +418,26 @@ static void wipe(struct gm *gm, const struct gm_extent *extent) {
     }
 }
 
-static void drop_extent(struct gm *gm, struct gm_process *process, struct gm_extent *extent) {
-    wipe(gm, extent);  // before the range can be another's
-    process->used_bytes[extent->device] -= extent->size;
-    extent->used = 0;
+static void bury(struct gm *gm, unsigned slot) {
+    struct gm_process *process = &gm->shared->processes[slot];
+    for (unsigned i = 0; i < process->extent_end; i++)
+        if (process->extents[i].used) {
+            wipe(gm, &process->extents[i]);
+            process->extents[i].used = 0;
+        }
+    journal_about(gm, slot, JOURNAL_GONE);
+    for (unsigned d = 0; d < gm->shared->device_count; d++) {  // before the slot can have another owner
+        uint32_t dead = slot + 1;
+        if (atomic_compare_exchange_strong(&gm->shared->devices[d].owner, &dead, 0)) gm_futex_wake(&gm->shared->devices[d].owner);
+    }
+    process->contexts = 0;
+    process->restore_tid = 0;
+    process->used = 0;
 }
 
 void gm_reap(struct gm *gm) {
-    for (unsigned slot = 0; slot < GM_MAX_PROCESSES; slot++) {
-        struct gm_process *process = &gm->shared->processes[slot];
-        if (!process->used || gm_alive(gm, slot)) continue;
-        for (unsigned i = 0; i < process->extent_end; i++)
-            if (process->extents[i].used) {
-                wipe(gm, &process->extents[i]);
-                process->extents[i].used = 0;
-            }
-        journal_about(gm, slot, JOURNAL_GONE);
-        for (unsigned d = 0; d < gm->shared->device_count; d++) {  // before the slot can have another owner
-            uint32_t dead = slot + 1;
-            if (atomic_compare_exchange_strong(&gm->shared->devices[d].owner, &dead, 0)) gm_futex_wake(&gm->shared->devices[d].owner);
-        }
-        process->contexts = 0;
-        process->restore_tid = 0;
-        process->used = 0;
-    }
+    for (unsigned slot = 0; slot < GM_MAX_PROCESSES; slot++)
+        if (gm->shared->processes[slot].used && !gm_alive(gm, slot)) bury(gm, slot);
 }
 
 uint64_t gm_device_used(struct gm *gm, unsigned device) {
@@ -537,10 +537,20 @@ bool gm_take(struct gm *gm, unsigned slot, unsigned device, uint64_t size, uint6
     return fine;
 }
 
-void gm_give(struct gm *gm, unsigned slot, uint64_t pointer) {
+void gm_wipe(struct gm *gm, unsigned slot, uint64_t pointer) {
     struct gm_process *process = &gm->shared->processes[slot];
     for (unsigned i = 0; i < process->extent_end; i++)
-        if (process->extents[i].used && process->extents[i].pointer == pointer) drop_extent(gm, process, &process->extents[i]);
+        if (process->extents[i].used && process->extents[i].pointer == pointer) wipe(gm, &process->extents[i]);
+}
+
+void gm_give(struct gm *gm, unsigned slot, uint64_t pointer) {
+    struct gm_process *process = &gm->shared->processes[slot];
+    for (unsigned i = 0; i < process->extent_end; i++) {
+        struct gm_extent *extent = &process->extents[i];
+        if (!extent->used || extent->pointer != pointer) continue;
+        process->used_bytes[extent->device] -= extent->size;
+        extent->used = 0;
+    }
 }
 
 // ---- how busy a device was

@@ -180,7 +180,7 @@ void gm_unlock(struct gm *gm);
 
 // Under the lock: frees what dead processes left.
 void gm_reap(struct gm *gm);
-// Takes a slot for this process (locks its byte for the rest of its life). -1: all are taken. Not under the lock.
+// Takes a slot for this process (locks its byte for the rest of its life). -1: all are taken. Not under the lock; once per process.
 int gm_join(struct gm *gm);
 
 // Lets a kernel of this process run on the device: waits until no other kernel does. One at a time, in the order of luck.
@@ -190,7 +190,9 @@ void gm_device_release(struct gm *gm, unsigned slot, unsigned device);
 // Under the lock: takes `size` bytes (a multiple of GM_PAGE) of the device for the slot, in as few extents as possible.
 // False: no room (nothing is taken).
 bool gm_take(struct gm *gm, unsigned slot, unsigned device, uint64_t size, uint64_t pointer);
-// Under the lock: gives back all extents of that pointer.
+// Of the caller's own slot: empties all extents of that pointer, then (under the lock) gives them back. Emptying takes long, so
+// it is done without the lock: a process that is stopped in the middle must not stop the others.
+void gm_wipe(struct gm *gm, unsigned slot, uint64_t pointer);
 void gm_give(struct gm *gm, unsigned slot, uint64_t pointer);
 
 uint64_t gm_now_ns(void);  // CLOCK_MONOTONIC
