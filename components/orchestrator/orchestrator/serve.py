@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,10 @@ from orchestrator.api.listener import Listener
 from orchestrator.api.server import Core, OrchestratorService
 from orchestrator.api.wire import Clock
 from orchestrator.config import OrchestratorConfig
-from orchestrator.core.events import GroupConfigured, Started
+from orchestrator.core.events import Event, GroupConfigured, NodeObserved, Started
 from orchestrator.core.orchestrator import Orchestrator
-from orchestrator.core.types import AcceleratorId, CoreSettings, Epoch, GroupConfig, GroupId, NodeId
+from orchestrator.core.types import CoreSettings, Epoch, GroupId, NodeId
+from orchestrator.group_configs import GroupConfigs
 from orchestrator.infra.interface import Infra, Topology
 from orchestrator.logs import say
 from orchestrator.shell import Shell, SteppedDown
@@ -86,18 +86,28 @@ async def lead(
     writer = StoreWriter(store, shell.post)
     link_settings = LinkSettings(
         call_timeout_s=config.call_timeout_s, poll_first_s=config.poll_first_s, poll_last_s=config.poll_last_s)
-    agents = AgentPool(store.epoch, link_settings, shell.post, shell.spawn)
+    configs = GroupConfigs(topology)
+
+    def post_from_agent(event: Event) -> None:
+        if isinstance(event, NodeObserved):
+            for config in configs.observe(event.node, event.accelerators):
+                shell.post(GroupConfigured(config))
+        shell.post(event)
+
+    agents = AgentPool(store.epoch, link_settings, post_from_agent, shell.spawn)
     shell.connect(writer, agents, service)
 
     async def follow_topology() -> NoReturn:
+        nonlocal configs
         async for changed in topologies:
+            configs = configs.with_topology(changed)
             agents.set_targets(_targets(changed))
-            for group in _groups(changed):
+            for group in configs.all():
                 shell.post(GroupConfigured(group))
         raise RuntimeError("the infrastructure ended its topologies")
 
     writing = shell.spawn(writer.run(), "store writer")
-    shell.post(Started(store.epoch, _groups(topology), loaded.records, loaded.ended, loaded.waiters))
+    shell.post(Started(store.epoch, configs.all(), loaded.records, loaded.ended, loaded.waiters))
     agents.set_targets(targets)
     shell.spawn(follow_topology(), "topology")
     await listener.start()
@@ -129,19 +139,6 @@ def _targets(topology: Topology) -> list[AgentTarget]:
         AgentTarget(
             NodeId(agent.node), agent.address, tuple((GroupId(g.group), g.accelerators) for g in agent.groups))
         for agent in topology.agents]
-
-
-def _groups(topology: Topology) -> tuple[GroupConfig, ...]:
-    nodes: dict[GroupId, list[NodeId]] = defaultdict(list)
-    accelerators: dict[GroupId, list[tuple[NodeId, AcceleratorId]]] = defaultdict(list)
-    for agent in topology.agents:
-        for group in agent.groups:
-            nodes[GroupId(group.group)].append(NodeId(agent.node))
-            accelerators[GroupId(group.group)] += [
-                (NodeId(agent.node), AcceleratorId(one)) for one in group.accelerators]
-    return tuple(
-        GroupConfig(group=group, nodes=tuple(named), accelerators=tuple(accelerators[group]))
-        for group, named in nodes.items())
 
 
 def _core_settings(config: OrchestratorConfig) -> CoreSettings:

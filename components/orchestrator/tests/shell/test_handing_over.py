@@ -240,3 +240,12 @@ def resident_kib(up: Cluster) -> int:
     lines = Path(f"/proc/{up.process.process.pid}/status").read_text().splitlines()
     [line] = [line for line in lines if line.startswith("VmRSS:")]
     return int(line.split()[1])
+
+
+async def test_configured_accelerators_are_compared_with_what_the_agent_says(tmp_path: Path) -> None:
+    agent = FakeAgent({"GPU-a": ["h"], "GPU-b": ["g"], "GPU-c": ["h"]})
+    async with cluster(tmp_path, nodes={"n1": agent}, groups="group=g:1,group=h:GPU-a") as up:
+        status = await up.shows(lambda status: status.group_state == pb.GroupStatus.STATE_IDLE)
+        assert (list(status.accelerators), list(status.conditions)) == (["n1/GPU-b"], [])
+        [condition] = (await up.shows(lambda status: status.conditions, "h")).conditions
+        assert condition.type == "Misconfigured"
