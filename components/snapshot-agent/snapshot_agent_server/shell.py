@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterable
 
@@ -30,6 +29,7 @@ from snapshot_agent_server.core.effects import (
     PublishContext,
     PublishGone,
     PublishOperation,
+    Record,
     RecordAdmission,
     RecordEpoch,
     RecordFence,
@@ -62,15 +62,16 @@ from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.driver.interface import Driver
 from snapshot_agent_server.processes import proc
 from snapshot_agent_server.processes.pidfd import ProcessEnds
-from snapshot_agent_server.store.records import boot_statements, read_memory, to_statement
-from snapshot_agent_server.store.sqlite import Statement, Store
+from snapshot_agent_server.store.records import boot_statements, read_memory
+from snapshot_agent_server.store.sqlite import Store
+from snapshot_agent_server.store.writer import RecordWriter
 
 log = logging.getLogger("snapshot_agent")
 
 SAMPLE_TIMEOUT_S = 2.0
+SOON_S = 0.02
 ASK_AGAIN_S = 5.0
 """After a sample that hung on the driver's states, samples are NVML's alone for so long."""
-STORE_RETRY_S = 0.5
 
 
 class AgentShell:
@@ -98,10 +99,7 @@ class AgentShell:
         self._ends = ProcessEnds(lambda process: self.post(ProcessEnded(process)))
         self._calls: dict[int, asyncio.Future[Accept]] = {}
         self._call_ids = itertools.count(1)
-        self._unwritten: list[Statement] = []
-        self._held_back: list[Effect] = []
-        self._is_writing = False
-        self._write = asyncio.Event()
+        self._writer = RecordWriter(store, self._perform)
         self._sample_soon = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -119,7 +117,7 @@ class AgentShell:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                tasks.create_task(self._write_loop(), name="write records")
+                tasks.create_task(self._writer.run(), name="write records")
                 self._apply(self._node.recover(memory, self._clock()))
                 self._arm()
                 tasks.create_task(self._sample_loop(), name="sample NVML")
@@ -137,9 +135,10 @@ class AgentShell:
         self.post(Closing())
         try:
             async with asyncio.timeout(grace_s):
-                while not self._node.is_idle() or self._unwritten or self._is_writing:
+                while not self._node.is_idle():
                     self._changed.clear()
                     await self._changed.wait()
+                await self._writer.idle()
         except TimeoutError:
             logs.transition(log, logging.WARNING, f"operations still under way after {grace_s:g} s; going all the same")
         self._streams.end_all()
@@ -220,30 +219,33 @@ class AgentShell:
     # -- effects out
 
     def _apply(self, effects: Iterable[Effect]) -> None:
-        """Publish at once; write records; what must not happen before they are on disk is held back until then."""
-        is_durable_needed = False
+        """Start to write records, publish at once, and do the rest; if a record must be on disk first, after that."""
+        records: list[Record] = []
         behind: list[Effect] = []
+        public: list[Effect] = []
+        is_durable = False
         for effect in effects:
             match effect:
                 case RecordOperation() | RecordProcess():
-                    self._unwritten.append(to_statement(effect))
-                    is_durable_needed = is_durable_needed or not effect.is_lazy
+                    records.append(effect)
+                    is_durable = is_durable or not effect.is_lazy
                 case RecordFence() | RecordEpoch() | RecordAdmission():
-                    self._unwritten.append(to_statement(effect))
-                    is_durable_needed = True
+                    records.append(effect)
+                    is_durable = True
                 case ForgetProcess() | ForgetOperation():
-                    self._unwritten.append(to_statement(effect))
+                    records.append(effect)
                 case CallDriver() | Accept() | Refuse() | WatchProcess():
                     behind.append(effect)
                 case _:
-                    self._publish(effect)
-        if is_durable_needed or self._held_back or (behind and self._is_writing and self._held_back):
-            self._held_back += behind
-        else:
+                    public.append(effect)
+        must_wait = is_durable or self._writer.is_holding
+        if records or (behind and must_wait):
+            self._writer.add(records, behind if must_wait else (), is_lazy=not is_durable)
+        for effect in public:
+            self._publish(effect)
+        if not must_wait:
             for effect in behind:
                 self._perform(effect)
-        if self._unwritten or self._held_back:
-            self._write.set()
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -310,38 +312,12 @@ class AgentShell:
                 self._streams.end_below(epoch)
                 logs.transition(log, logging.INFO, f"leader epoch rises to {epoch}", leader_epoch=epoch)
             case TakeSample():
-                self._sample_soon.set()
+                # Not at once: what comes next on this node, a restore perhaps, shall not share the cores with it.
+                asyncio.get_running_loop().call_later(SOON_S, self._sample_soon.set)
 
     async def _call_driver(self, call: CallDriver) -> None:
         outcome = await self._backend.call(call)
         self.post(Answered(call.operation, call.process, call.verb, outcome))
-
-    async def _write_loop(self) -> None:
-        """Write all that waits in one transaction, then do what was held back for it. A disk that is full or broken
-        holds up everything that needs a record, until it takes one again."""
-        is_failing = False
-        while True:
-            await self._write.wait()
-            self._write.clear()
-            statements, self._unwritten = self._unwritten, []
-            effects, self._held_back = self._held_back, []
-            self._is_writing = True
-            while statements:
-                try:
-                    await self._store.commit(statements)
-                    break
-                except sqlite3.Error as error:
-                    if not is_failing:
-                        is_failing = True
-                        logs.transition(log, logging.ERROR, f"the state folder takes no records: {error}; trying on")
-                    await asyncio.sleep(STORE_RETRY_S)
-            if is_failing:
-                is_failing = False
-                logs.transition(log, logging.INFO, "the state folder takes records again")
-            self._is_writing = False
-            for effect in effects:
-                self._perform(effect)
-            self._changed.set()
 
     # -- observing
 

@@ -19,12 +19,13 @@ class CudaBackend:
     async def call(self, call: CallDriver) -> Outcome:
         """Make one driver call, if the process is still that process and can answer."""
         pid = call.process.pid
-        if not proc.is_same(call.process, self._proc):
+        found = proc.facts(pid, self._proc)
+        if found is None or found.id != call.process or found.has_ended:
             return Gone()
-        if call.verb is not Verb.STATE:
-            how = proc.stopped(call.process, self._proc)
-            if how:
-                return Stopped(how)
+        if call.verb is not Verb.STATE and found.stopped:
+            return Stopped(found.stopped)
+        if call.verb is Verb.LOCK and proc.is_frozen(pid, self._proc):
+            return Stopped("frozen by its cgroup")
         match call.verb:
             case Verb.STATE:
                 return await self._driver.state(pid, call.timeout_s)

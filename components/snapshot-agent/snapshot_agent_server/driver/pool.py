@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from snapshot_agent_server.driver.interface import DriverMissing
 from snapshot_agent_server.driver.wire import MAX_BYTES, Message, decode, encode, pair
@@ -17,14 +17,20 @@ log = logging.getLogger(__name__)
 
 WORKER_START_S = 60.0  # cuInit alone took 2.7 s in NVIDIA/nvcf issue 263; eight GPUs and a cold page cache take longer
 
+CLOSE_S = 2.0
+
 
 class WorkerDied(Exception):
     """The worker ended in the middle of a call, which may still take effect."""
 
 
 class Worker:
-    def __init__(self, command: Sequence[str]) -> None:
+    """`forget` is called once, when the process has been killed and reaped."""
+
+    def __init__(self, command: Sequence[str], forget: Callable[[Worker], None]) -> None:
         ours, theirs = pair()
+        self._forget = forget
+        self._reaped = asyncio.Event()
         self._channel: socket.socket = ours
         self._reply: asyncio.Future[Message] | None = None
         self._is_dead = False
@@ -82,28 +88,24 @@ class Worker:
         self._process.kill()
         # A process in an uninterruptible ioctl cannot be waited for here: the loop reaps it when its pidfd says so.
         if self._process.poll() is None:
-            try:
-                fd = os.pidfd_open(self._process.pid)
-            except ProcessLookupError:
-                self._process.wait()
-                return
+            fd = os.pidfd_open(self._process.pid)  # ours, not reaped: the pid cannot be another's
             self._loop.add_reader(fd, self._reap, fd)
+        else:
+            self._end()
 
-    async def gone(self, timeout_s: float) -> None:
-        """Wait until the killed process is reaped, at most this long."""
-        async with asyncio.timeout(timeout_s):
-            while self._process.returncode is None:
-                self._reaped = asyncio.Event()
-                await self._reaped.wait()
-
-    _reaped: asyncio.Event | None = None
+    async def reaped(self) -> None:
+        """Wait until the killed process is gone."""
+        await self._reaped.wait()
 
     def _reap(self, fd: int) -> None:
         self._loop.remove_reader(fd)
         os.close(fd)
         self._process.wait()
-        if self._reaped is not None:
-            self._reaped.set()
+        self._end()
+
+    def _end(self) -> None:
+        self._reaped.set()
+        self._forget(self)
 
     def _readable(self) -> None:
         try:
@@ -135,6 +137,7 @@ class Pool:
         self._command = command
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
+        """Until they are reaped."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self.first_word: Message = {}
@@ -162,7 +165,6 @@ class Pool:
         while worker is None and self._idle:
             worker = self._idle.pop()
             if worker.is_dead:
-                self._all.discard(worker)
                 worker = None
         if worker is None:
             worker = await self._start()
@@ -170,10 +172,8 @@ class Pool:
             return await worker.call(message, timeout_s)
         finally:
             if worker.is_dead:
-                self._all.discard(worker)
                 self._refill()
             elif len(self._idle) >= self._warm:
-                self._all.discard(worker)
                 worker.kill()
             else:
                 self._idle.append(worker)
@@ -186,23 +186,22 @@ class Pool:
         workers = list(self._all)
         for worker in workers:
             worker.kill()
-        await asyncio.gather(*(worker.gone(2.0) for worker in workers), return_exceptions=True)
         self._idle.clear()
-        self._all.clear()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                for worker in workers:
+                    await worker.reaped()
+        except TimeoutError:
+            log.warning("a driver worker hangs in the kernel and outlives the agent: %s", sorted(self.pids))
 
     async def _start(self) -> Worker:
-        worker = Worker(self._command)
+        worker = Worker(self._command, self._all.discard)
         self._all.add(worker)
         try:
             word = await worker.call(None, WORKER_START_S)
         except (WorkerDied, TimeoutError) as error:
-            self._all.discard(worker)
             raise DriverMissing(f"the driver worker did not start: {error or 'no answer'}") from error
-        except BaseException:
-            self._all.discard(worker)
-            raise
         if "missing" in word:
-            self._all.discard(worker)
             worker.kill()
             raise DriverMissing(str(word["missing"]))
         self.first_word = word["ready"]

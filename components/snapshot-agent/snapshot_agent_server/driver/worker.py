@@ -53,13 +53,14 @@ class Calls:
         return {}
 
     def checkpoint(self, pid: int, accelerators: list[str]) -> Message:
-        before = {uuid: (self._nvml.memory(uuid)[1], self._process_bytes(uuid, pid)) for uuid in accelerators}
+        known = {uuid: self._nvml.processes(uuid).get(pid) for uuid in accelerators}
+        used = {uuid: self._nvml.memory(uuid)[1] for uuid, size in known.items() if size is None}
         start = time.monotonic_ns()
         self._check(self._driver.cuCheckpointProcessCheckpoint(pid, None))
         took_us = (time.monotonic_ns() - start) // 1000
         usage = {}
-        for uuid, (used, of_process) in before.items():
-            moved = of_process if of_process is not None else max(0, used - self._nvml.memory(uuid)[1])
+        for uuid, size in known.items():
+            moved = size if size is not None else max(0, used[uuid] - self._nvml.memory(uuid)[1])
             if moved:
                 usage[uuid] = moved
         return {"usage": usage, "took_us": took_us}
@@ -98,9 +99,6 @@ class Calls:
     def _state(self, pid: int) -> str:
         (state,) = self._check(self._driver.cuCheckpointProcessGetState(pid))
         return str(state.name).removeprefix("CU_PROCESS_STATE_")
-
-    def _process_bytes(self, uuid: str, pid: int) -> int | None:
-        return self._nvml.processes(uuid).get(pid)
 
     def _check(self, answer: tuple[Any, ...]) -> tuple[Any, ...]:
         result, *values = answer

@@ -22,6 +22,11 @@ class ProcessFacts:
     def has_ended(self) -> bool:
         return self.state in ENDED_STATES
 
+    @property
+    def stopped(self) -> str:
+        """How it is stopped, or empty. A driver call to a stopped process hangs."""
+        return STOPPED_STATES.get(self.state, "")
+
 
 def facts(pid: int, proc: Path = Path("/proc")) -> ProcessFacts | None:
     """The process that has this pid now, or None. A zombie counts as a process that `has_ended`.
@@ -29,9 +34,15 @@ def facts(pid: int, proc: Path = Path("/proc")) -> ProcessFacts | None:
     Source: proc_pid_stat(5); the command's name may hold spaces and brackets, so fields count from the last ")".
     """
     try:
-        stat = (proc / str(pid) / "stat").read_bytes()
+        fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return None
+    try:
+        stat = os.read(fd, 4096)
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(fd)
     fields = stat[stat.rindex(b")") + 2 :].split()
     return ProcessFacts(ProcessId(pid, int(fields[19])), fields[0].decode())
 
@@ -49,16 +60,6 @@ def owner(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
     return found["Uid"], found["Tgid"]
 
 
-def stopped(process: ProcessId, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> str:
-    """How the process is stopped or frozen, or empty. A driver call to such a process hangs."""
-    found = facts(process.pid, proc)
-    if found is None:
-        return ""
-    return STOPPED_STATES.get(found.state, "") or (
-        "frozen by its cgroup" if _is_frozen(process.pid, proc, cgroups) else ""
-    )
-
-
 def is_same(process: ProcessId, proc: Path = Path("/proc")) -> bool:
     """The process lives, and is that one and not a later one with its pid."""
     found = facts(process.pid, proc)
@@ -69,8 +70,11 @@ def boot_id(proc: Path = Path("/proc")) -> str:
     return (proc / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def _is_frozen(pid: int, proc: Path, cgroups: Path) -> bool:
-    """Source: cgroup v2, cgroup.events; cgroup v1, freezer.state. No such file: not frozen."""
+def is_frozen(pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> bool:
+    """Its cgroup is frozen, so that a driver call to it hangs.
+
+    Source: cgroup v2, cgroup.events; cgroup v1, freezer.state. No such file: not frozen.
+    """
     try:
         lines = (proc / str(pid) / "cgroup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

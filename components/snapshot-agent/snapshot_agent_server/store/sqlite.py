@@ -66,9 +66,9 @@ class Store:
         """For start-up, before the first commit."""
         return self._db.execute(query).fetchall()
 
-    async def commit(self, statements: Sequence[Statement]) -> None:
-        """All or nothing; on return it is on disk. Raises: sqlite3.Error, nothing was changed."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, statements)
+    def commit(self, statements: Sequence[Statement]) -> asyncio.Future[None]:
+        """All or nothing, starting now; when done it is on disk. sqlite3.Error: nothing was changed."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._commit, statements)
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -132,9 +132,7 @@ class MockMachine:
         command += ["--state-dir", str(self.folder / "state"), "--restore-margin-mib", "0"]
         for group in groups:
             command += ["--group", group]
-        process = await asyncio.create_subprocess_exec(
-            *command, *flags, env=self.env, stdout=asyncio.subprocess.PIPE
-        )
+        process = await asyncio.create_subprocess_exec(*command, *flags, env=self.env, stdout=asyncio.subprocess.PIPE)
         agent = AgentProcess(process)
         reading = asyncio.create_task(agent.read_log())
         try:

@@ -1,9 +1,9 @@
 """A process that uses a GPU as it is told on stdin, one command a line; one line of answer each.
 
-    alloc DEVICE BYTES   a context on that device, and memory filled with a pattern
-    check                "same" if all memory still has its pattern
-    grow BYTES           more memory on the device of the last alloc
-    busy MS              a kernel that runs so long, submitted and not waited for
+alloc DEVICE BYTES   a context on that device, and memory filled with a pattern
+check                "same" if all memory still has its pattern
+grow BYTES           more memory on the device of the last alloc
+busy MS              a kernel that runs so long, submitted and not waited for
 """
 
 from __future__ import annotations

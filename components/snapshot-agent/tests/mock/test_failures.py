@@ -123,9 +123,7 @@ async def test_row_11_all_are_back_when_the_second_of_four_cannot_be_saved(machi
         saved = await client.snapshot("a", id="s")
         assert (saved.status, saved.rolled_back, saved.indeterminate) == (FAILED, True, False)
         assert "checkpoint of process" in saved.error
-        job = await client.until(
-            lambda: (job := client.jobs["a", "g"]).state == pb.JOB_STATE_RUNNING and job
-        )
+        job = await client.until(lambda: (job := client.jobs["a", "g"]).state == pb.JOB_STATE_RUNNING and job)
         assert not job.locked
         assert [await target.tell("check") for target in targets] == ["same"] * 4
 
@@ -176,9 +174,7 @@ async def test_row_13_a_failed_process_faults_its_job_alone(machine: MockMachine
         await client.register("bad", "g", bad.pid)
         await client.register("good", "g", good.pid)
         assert (await client.snapshot("bad", id="s1")).status == FAILED
-        job = await client.until(
-            lambda: (job := client.jobs["bad", "g"]).state == pb.JOB_STATE_FAULTED and job
-        )
+        job = await client.until(lambda: (job := client.jobs["bad", "g"]).state == pb.JOB_STATE_FAULTED and job)
         assert "start it again" in job.reason
         assert (await client.snapshot("good", id="s2")).status == COMPLETE
         assert (await client.restore("good", id="r2")).status == COMPLETE
@@ -249,9 +245,7 @@ async def test_row_15_what_was_past_its_deadline_is_rolled_back(machine: MockMac
     async with machine.agent() as agent:
         async with following(machine.address) as client:
             await client.register("a", "g", first.pid, second.pid)
-            await client.stub.Snapshot(
-                pb.SnapshotRequest(job_id="a", group="g", operation_id="s", timeout_ms=1000)
-            )
+            await client.stub.Snapshot(pb.SnapshotRequest(job_id="a", group="g", operation_id="s", timeout_ms=1000))
             await client.until(lambda: client.jobs["a", "g"].state == pb.JOB_STATE_TRANSITIONING)
             await agent.kill()
     await asyncio.sleep(1.0)  # the deadline itself passes; nothing is waited for
@@ -307,9 +301,7 @@ async def test_row_22_a_process_in_two_groups_is_refused(machine: MockMachine) -
             await client.register("b", "g", wide.pid)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await target.tell("alloc", 1, MIB) == "ok"
-        job = await client.until(
-            lambda: (job := client.jobs["a", "g"]).state == pb.JOB_STATE_FAULTED and job
-        )
+        job = await client.until(lambda: (job := client.jobs["a", "g"]).state == pb.JOB_STATE_FAULTED and job)
         assert "one group" in job.reason
         saved = await client.snapshot("a", id="s")
         assert (saved.status, saved.rolled_back) == (FAILED, True)

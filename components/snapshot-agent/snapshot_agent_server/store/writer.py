@@ -1,0 +1,99 @@
+"""Keeps the record: one transaction at a time, with all that has come in meanwhile in the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from snapshot_agent_server import logs
+from snapshot_agent_server.core.effects import Effect, Record
+from snapshot_agent_server.store.records import to_statement
+from snapshot_agent_server.store.sqlite import Statement, Store
+
+log = logging.getLogger("snapshot_agent")
+
+RETRY_S = 0.5
+LAZY_S = 0.05
+"""Records that nobody waits for ride with the next that somebody does, or go alone after this."""
+
+
+class RecordWriter:
+    """A disk that is full or broken holds up what needs a record, until it takes one again; nothing is dropped."""
+
+    def __init__(self, store: Store, perform: Callable[[Effect], None]) -> None:
+        self._store = store
+        self._perform = perform
+        self._statements: list[Statement] = []
+        self._held: list[Effect] = []
+        self._is_writing = False
+        self._is_held_written = False
+        self._is_failing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._broken: asyncio.Future[None] | None = None
+
+    @property
+    def is_holding(self) -> bool:
+        """Effects wait for a record: later ones must queue behind them."""
+        return bool(self._held) or self._is_held_written
+
+    def add(self, records: Sequence[Record], held: Sequence[Effect], is_lazy: bool) -> None:
+        """Write records (they are copied now), soon or now, then let `held` be performed."""
+        self._statements += [to_statement(record) for record in records]
+        self._held += held
+        self._idle.clear()
+        if self._is_writing:
+            return
+        if is_lazy:
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(LAZY_S, self._begin)
+        else:
+            self._begin()
+
+    async def idle(self) -> None:
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Raises what a write raised that was no failure of the disk."""
+        self._broken = asyncio.get_running_loop().create_future()
+        await self._broken
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        statements, self._statements = self._statements, []
+        held, self._held = self._held, []
+        self._is_writing = True
+        self._is_held_written = bool(held)
+        self._submit(statements, held)
+
+    def _submit(self, statements: list[Statement], held: list[Effect]) -> None:
+        writing = self._store.commit(statements)
+        writing.add_done_callback(lambda done: self._written(done, statements, held))
+
+    def _written(self, done: asyncio.Future[None], statements: list[Statement], held: list[Effect]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, sqlite3.Error):
+            if not self._is_failing:
+                self._is_failing = True
+                logs.transition(log, logging.ERROR, f"the state folder takes no records: {error}; trying on")
+            asyncio.get_running_loop().call_later(RETRY_S, self._submit, statements, held)
+            return
+        if error is not None or done.cancelled():
+            if self._broken is not None and not self._broken.done():
+                self._broken.set_exception(error or RuntimeError("a write was cancelled"))
+            return
+        if self._is_failing:
+            self._is_failing = False
+            logs.transition(log, logging.INFO, "the state folder takes records again")
+        self._is_writing = self._is_held_written = False
+        for effect in held:
+            self._perform(effect)
+        if self._statements or self._held:
+            self._begin()
+        else:
+            self._idle.set()

@@ -1,0 +1,166 @@
+"""The record on disk: what survives, and what is refused in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from snapshot_agent_server.core.effects import (
+    Effect,
+    ForgetProcess,
+    RecordAdmission,
+    RecordEpoch,
+    RecordFence,
+    RecordOperation,
+    RecordProcess,
+    TakeSample,
+)
+from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status, Work
+from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.store.records import boot_statements, read_memory, to_statement
+from snapshot_agent_server.store.sqlite import SCHEMA, Store, StoreError
+from snapshot_agent_server.store.writer import RecordWriter
+
+KEY = ContextKey(JobId("a"), GroupId("g"))
+GPU = AcceleratorId("GPU-0")
+
+
+def operation(name: str, phase: Phase) -> Operation:
+    made = Operation(
+        id=OperationId(name),
+        kind=Kind.RESTORE,
+        keys=(KEY,),
+        accepted_at=1.5,
+        deadline=121.5,
+        token=7,
+        epoch=2,
+        is_left_locked=True,
+        after=OperationId("other"),
+        phase=phase,
+        work={ProcessId(5, 50): Work(DriverState.CHECKPOINTED)},
+        error="why",
+        is_timeout=True,
+        admitted_before={"g": None},
+        started_at=2.0,
+    )
+    if phase is Phase.ENDED:
+        made.ended_at = 3.0
+        made.result = Result(Status.FAILED, 1, 2, "why", is_rolled_back=True, step_us={"lock": 3})
+    return made
+
+
+async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    ended, running = operation("ended", Phase.ENDED), operation("running", Phase.ROLLBACK)
+    records = [
+        RecordFence(GroupId("g"), 7),
+        RecordEpoch(2),
+        RecordAdmission(GroupId("g"), JobId("a")),
+        RecordAdmission(GroupId("h"), None),
+        RecordProcess(ProcessId(5, 50), KEY, {GPU: 10}, {}),
+        RecordProcess(ProcessId(6, 60), KEY, {}, {}),
+        ForgetProcess(ProcessId(6, 60)),
+        RecordOperation(running),
+        RecordOperation(ended),
+    ]
+    await store.commit([*boot_statements("boot"), *(to_statement(record) for record in records)])
+    store.close()
+    store = Store(tmp_path)
+    memory = read_memory(store, "boot")
+    assert (memory.tokens, memory.epoch) == ({"g": 7}, 2)
+    assert memory.admitted == {"g": "a", "h": None}
+    [(key, record)] = memory.processes
+    assert (key, record.id, record.usage) == (KEY, ProcessId(5, 50), {GPU: 10})
+    assert list(memory.operations) == [running, ended]
+    store.close()
+
+
+async def test_after_a_reboot_processes_are_forgotten_and_operations_gone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    records = [RecordFence(GroupId("g"), 7), RecordProcess(ProcessId(5, 50), KEY, {}, {})]
+    records.append(RecordOperation(operation("running", Phase.FORWARD)))
+    await store.commit([*boot_statements("boot"), *(to_statement(record) for record in records)])
+    memory = read_memory(store, "another boot")
+    assert memory.tokens == {"g": 7}
+    assert not memory.processes
+    [cut_off] = memory.operations
+    assert cut_off.result is not None
+    assert cut_off.result.is_gone
+    store.close()
+
+
+def test_a_second_agent_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    code = "import sys, pathlib; from snapshot_agent_server.store.sqlite import Store; Store(pathlib.Path(sys.argv[1]))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    second = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, env=env, check=False
+    )
+    assert f"another snapshot agent (process {os.getpid()})" in second.stderr
+    store.close()
+    Store(tmp_path).close()
+
+
+def test_a_file_of_a_newer_version_stays_as_it_is(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    db = sqlite3.connect(tmp_path / "agent.db")
+    db.execute(f"pragma user_version = {SCHEMA + 1}")
+    db.close()
+    before = (tmp_path / "agent.db").read_bytes()
+    with pytest.raises(StoreError, match=f"newer version.*schema {SCHEMA + 1}"):
+        Store(tmp_path)
+    assert (tmp_path / "agent.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_corrupt_file_is_refused_and_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "agent.db").write_bytes(content)
+    with pytest.raises(StoreError, match="cannot be used"):
+        Store(tmp_path)
+    assert (tmp_path / "agent.db").read_bytes() == content
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="--state-dir"):
+        Store(tmp_path / "file" / "below")
+
+
+class BrokenStore:
+    """A disk that is full until told otherwise."""
+
+    def __init__(self) -> None:
+        self.is_full = True
+        self.tried = asyncio.Event()
+        self.written = 0
+
+    def commit(self, statements: list[object]) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.is_full:
+            done.set_exception(sqlite3.OperationalError("database or disk is full"))
+        else:
+            self.written += len(statements)
+            done.set_result(None)
+        self.tried.set()
+        return done
+
+
+async def test_what_needs_a_record_waits_for_a_full_disk_and_goes_on_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapshot_agent_server.store.writer.RETRY_S", 0.01)
+    store = BrokenStore()
+    performed: list[Effect] = []
+    writer = RecordWriter(store, performed.append)  # type: ignore[arg-type]
+    writer.add([RecordEpoch(1)], [TakeSample()], is_lazy=False)
+    await store.tried.wait()
+    assert writer.is_holding
+    assert not performed
+    store.is_full = False
+    async with asyncio.timeout(5.0):
+        await writer.idle()
+    assert (store.written, performed) == (1, [TakeSample()])
