@@ -1,7 +1,8 @@
-"""The simulation that the demo is held against: cases that can be worked out by hand, and what must hold for all."""
+"""The bound: cases that can be worked out by hand, what must hold for all, and a second simulation that must agree."""
 
+import independent_simulation
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from timeslice_demo.bound import simulate
 from timeslice_demo.phases import Acquire, Yield, actions
@@ -42,6 +43,7 @@ STEPS = st.lists(st.builds(Step, st.floats(0.1, 9), st.floats(0.1, 9), st.floats
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=4), st.floats(0, 2), st.floats(0, 2))
 def test_no_schedule_beats_the_busiest_pool_or_is_worse_than_one_after_the_other(
     jobs: list[tuple[Step, ...]], save_s: float, restore_s: float
@@ -53,6 +55,9 @@ def test_no_schedule_beats_the_busiest_pool_or_is_worse_than_one_after_the_other
     assert schedule.makespan_s >= max(plan.load_s(pool) for pool in Pool) - 1e-6
     worst_s = plan.solo_s + sum(schedule.swaps.values()) * (save_s + restore_s)
     assert schedule.makespan_s <= worst_s + 1e-6
+    independent = independent_simulation.simulate(named, swaps)
+    assert schedule.makespan_s == pytest.approx(independent.makespan_s, abs=1e-6)
+    assert schedule.swaps == independent.swaps
 
 
 def test_a_job_never_waits_for_the_trainer_pool_while_it_holds_the_sampler_pool() -> None:

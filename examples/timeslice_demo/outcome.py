@@ -151,7 +151,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             "timesliced": mean_active_share(outcome.timesliced_pools),
         },
         "bound_s": outcome.bound.makespan_s,
-        "bound_is": "simulation of the same policy with the solo run's phases and the planned swaps, without overhead",
+        "bound_is": "the same policy, the solo run's phases, the planned swaps, no overhead; simulated over the core",
         "efficiency_vs_bound": outcome.efficiency,
         "busiest_pool_load_s": max(outcome.busiest_load_s.values()),
         "phase_time_ratio": outcome.phase_ratio,

@@ -17,7 +17,7 @@ class Progress:
         self._is_live = out.isatty()
         self._began = time.monotonic()
         self._doing: dict[str, str] = {}
-        self._drawn = 0
+        self._drawn = ""
 
     def headline(self, text: str) -> None:
         self.end()
@@ -42,8 +42,8 @@ class Progress:
     def end(self) -> None:
         """Clear the live line."""
         if self._drawn:
-            print("\r" + " " * self._drawn + "\r", end="", file=self._out, flush=True)
-            self._drawn = 0
+            print("\r" + " " * len(self._drawn) + "\r", end="", file=self._out, flush=True)
+            self._drawn = ""
 
     def _step(self, job: str, step: int, reward: float) -> None:
         bar = "#" * round(reward * 20)
@@ -56,10 +56,12 @@ class Progress:
     def _draw(self) -> None:
         if not self._is_live:
             return
-        text = " | ".join(f"{job}: {doing}" for job, doing in sorted(self._doing.items()))
+        text = " | ".join(f"{job}: {doing}" for job, doing in sorted(self._doing.items()))[:110]
+        if text == self._drawn:
+            return
         self.end()
-        self._drawn = min(len(text), 110)
-        print(text[:110], end="", file=self._out, flush=True)
+        self._drawn = text
+        print(text, end="", file=self._out, flush=True)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began

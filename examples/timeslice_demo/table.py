@@ -70,7 +70,8 @@ def _schedule(outcome: Outcome) -> list[str]:
     lines.append(
         f"  against the bound    {outcome.efficiency:.3f}: {outcome.bound.makespan_s:.2f} s is the makespan of"
         " the same policy"
-        " with the solo run's\n                       phases and the planned swaps and no overhead, from a simulation"
+        " with the solo\n                       run's phases and the planned swaps and no overhead, from a simulation over"
+        "\n                       the production core"
     )
     load = max(outcome.busiest_load_s.values())
     lines.append(
