@@ -1,7 +1,7 @@
 """A second simulation of the demo's policy, with no line in common with the product: the bound must not judge itself.
 
 Event-driven, on virtual time: first come first served, and strict swaps (the leaving job is saved, then the coming
-one is brought back; the first visit brings nothing back; a pool that nobody waits for keeps its last job's memory in place).
+one is brought back; the first visit brings nothing back; a pool that nobody waits for keeps its last job's memory).
 """
 
 import heapq

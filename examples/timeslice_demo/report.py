@@ -214,7 +214,7 @@ def _table(outcome: Outcome) -> str:
         (
             "Against the bound",
             f"{outcome.efficiency:.3f}",
-            f"{outcome.bound.makespan_s:.2f} s: the same policy, phases and swaps without any overhead, from a simulation over"
+            f"{outcome.bound.makespan_s:.2f} s: the same policy, phases and swaps without overhead, simulated over"
             " the production core",
         ),
         ("Work of the busiest pool", f"{load:.2f} s", f"{load / outcome.bound.makespan_s:.3f} of the bound"),

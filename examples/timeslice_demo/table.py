@@ -68,10 +68,9 @@ def _schedule(outcome: Outcome) -> list[str]:
             f" {wanted.save_s * 1000:.0f} and {wanted.restore_s * 1000:.0f} ms)"
         )
     lines.append(
-        f"  against the bound    {outcome.efficiency:.3f}: {outcome.bound.makespan_s:.2f} s is the makespan of"
-        " the same policy"
-        " with the solo\n                       run's phases and the planned swaps and no overhead, from a simulation over"
-        "\n                       the production core"
+        f"  against the bound    {outcome.efficiency:.3f}: {outcome.bound.makespan_s:.2f} s is the makespan of the same"
+        " policy with the solo run's\n                       phases and the planned swaps and no overhead, simulated"
+        " over the production core"
     )
     load = max(outcome.busiest_load_s.values())
     lines.append(
