@@ -296,11 +296,11 @@ class Group:
                 if other.after == operation.id:
                     self.site.publish("restore_started", other.job, other.node)
         if outcome.end in (End.DONE, End.GONE):
-            self.site.succeeded(operation.node, operation.job)
+            self.site.succeeded((operation.node, operation.job, operation.kind))
         if self.switch is not None:
             self.switch.note(outcome, now)
         elif outcome.end in (End.FAILED, End.INDETERMINATE):
-            self.site.retry_later(operation.node, operation.job, now)
+            self.site.retry_later((operation.node, operation.job, operation.kind), now)
             if operation.kind is OperationKind.SNAPSHOT:
                 trouble = self.site.troubles.setdefault(operation.job, Trouble())
                 trouble.tries += 1
@@ -611,11 +611,9 @@ class Group:
                 pass
             elif context.state is not ContextState.RUNNING or context.locked:
                 is_in_place = False
-                if not site.operations.can_call(node.id, now) or site.is_paused(node.id, job, now):
-                    continue
-                if context.state is ContextState.RUNNING:
+                if context.state is ContextState.RUNNING and site.can_call(node, job, OperationKind.UNLOCK, now):
                     site.operations.unlock(node.id, job, site.token, now)
-                elif context.state is ContextState.SAVED:
+                elif context.state is ContextState.SAVED and site.can_call(node, job, OperationKind.RESTORE, now):
                     site.operations.bring(node.id, job, site.token, now)
         return is_in_place
 
@@ -676,11 +674,7 @@ class Group:
                 if job not in self.intruders:
                     self.intruders[job] = now
                     site.publish("intruded", job, node.id)
-                if (
-                    site.operations.of(node.id, job) is None
-                    and site.operations.can_call(node.id, now)
-                    and not site.is_paused(node.id, job, now)
-                ):
+                if site.can_call(node, job, OperationKind.LOCK, now):
                     site.operations.lock(node.id, job, site.token, now)
         for job in [job for job in self.intruders if not site.has(job, ContextState.RUNNING)]:
             del self.intruders[job]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator.core.effects import Effect, Publish
 from orchestrator.core.identifiers import Identifiers
 from orchestrator.core.nodes import Node
-from orchestrator.core.operations import Operations
+from orchestrator.core.operations import OperationKind, Operations
 from orchestrator.core.room import shortage
 from orchestrator.core.timers import Timer, Timers
 from orchestrator.core.types import (
@@ -21,6 +21,9 @@ from orchestrator.core.types import (
     NodeId,
     Token,
 )
+
+ContextCall = tuple[NodeId, JobId, OperationKind]
+"""One kind of call for one context."""
 
 
 @dataclass(slots=True)
@@ -54,8 +57,8 @@ class Site:
     faults: dict[JobId, str] = field(default_factory=dict)
     new_faults: list[JobId] = field(default_factory=list)
     blocked_since: dict[JobId, float] = field(default_factory=dict)
-    pauses: dict[tuple[NodeId, JobId], float] = field(default_factory=dict)
-    failures: dict[tuple[NodeId, JobId], int] = field(default_factory=dict)
+    pauses: dict[ContextCall, float] = field(default_factory=dict)
+    failures: dict[ContextCall, int] = field(default_factory=dict)
 
     @property
     def group(self) -> GroupId:
@@ -118,29 +121,36 @@ class Site:
             self.new_faults.append(job)
             self.publish("faulted", job, detail=reason)
 
-    def retry_later(self, node: NodeId, job: JobId, now: float) -> None:
-        """Leave a context alone after a call for it failed, longer each time."""
-        failures = self.failures.get((node, job), 0) + 1
-        self.failures[(node, job)] = failures
-        self.pause(node, job, self.backoff_s(min(failures, 6)), now)
+    def retry_later(self, call: ContextCall, now: float) -> None:
+        """Do not call so again for a while after it failed, longer each time."""
+        self.failures[call] = self.failures.get(call, 0) + 1
+        self.pause(call, self.backoff_s(min(self.failures[call], 6)), now)
 
-    def succeeded(self, node: NodeId, job: JobId) -> None:
+    def succeeded(self, call: ContextCall) -> None:
         """A call for a context succeeded, or the context is gone."""
-        self.failures.pop((node, job), None)
-        self.pauses.pop((node, job), None)
+        self.failures.pop(call, None)
+        self.pauses.pop(call, None)
 
-    def pause(self, node: NodeId, job: JobId, seconds: float, now: float) -> None:
-        """Leave a context alone for a while."""
-        self.pauses[(node, job)] = now + seconds
-        self.look_at(now + seconds, f"{node}/{job}")
+    def pause(self, call: ContextCall, seconds: float, now: float) -> None:
+        """Do not call so again for a while."""
+        self.pauses[call] = now + seconds
+        self.look_at(now + seconds, "/".join(call))
 
-    def is_paused(self, node: NodeId, job: JobId, now: float) -> bool:
-        """Tell whether a context is to be left alone."""
-        until_s = self.pauses.get((node, job))
+    def is_paused(self, call: ContextCall, now: float) -> bool:
+        """Tell whether this call is not to be made now."""
+        until_s = self.pauses.get(call)
         if until_s is not None and now >= until_s:
-            del self.pauses[(node, job)]
+            del self.pauses[call]
             until_s = None
         return until_s is not None
+
+    def can_call(self, node: Node, job: JobId, kind: OperationKind, now: float) -> bool:
+        """Tell whether a context can be called now: nothing is under way for it, and no pause holds."""
+        return (
+            self.operations.of(node.id, job) is None
+            and self.operations.can_call(node.id, now)
+            and not self.is_paused((node.id, job, kind), now)
+        )
 
     def backoff_s(self, tries: int) -> float:
         """Return the pause after so many failed tries."""

@@ -13,10 +13,10 @@ from typing import assert_never
 
 from orchestrator.core.effects import KillContext
 from orchestrator.core.nodes import Node
-from orchestrator.core.operations import End, Operation, OperationKind, Outcome
+from orchestrator.core.operations import End, OperationKind, Outcome
 from orchestrator.core.site import Site, Trouble
 from orchestrator.core.switch_steps import Bring, Lock, Save, Step, Wait, barrier_steps, forward_steps, repair_steps
-from orchestrator.core.types import ContextState, JobId, OnUnsaveable, Token
+from orchestrator.core.types import ContextState, JobId, NodeId, OnUnsaveable, Token
 
 KILL_AGAIN_S = 10.0
 
@@ -56,6 +56,7 @@ class Switch:
         self._restore_tries = 0
         self._restore_error = ""
         self._is_crowded = False
+        self._kill_again_s: dict[NodeId, float] = {}
 
     def intend(self, token: Token) -> None:
         """Go on under this token, once that is recorded."""
@@ -93,7 +94,7 @@ class Switch:
             self.has_restored = True
         if outcome.end not in (End.FAILED, End.INDETERMINATE):
             return
-        site.retry_later(operation.node, operation.job, now)
+        site.retry_later((operation.node, operation.job, operation.kind), now)
         is_target = operation.job == self.target
         match operation.kind:
             case OperationKind.RESTORE if is_target:
@@ -265,7 +266,7 @@ class Switch:
                   if view.locked and view.state is ContextState.RUNNING]
         if job == site.resident and locked:
             for node, _ in locked:
-                if site.operations.can_call(node.id, now) and not site.is_paused(node.id, job, now):
+                if site.can_call(node, job, OperationKind.UNLOCK, now):
                     site.operations.unlock(node.id, job, site.token, now)
             return False
         trouble.is_repairing = False
@@ -321,11 +322,12 @@ class Switch:
             site.look_at(due_s, "kill")
             return
         for node, view in site.contexts_of(blocked.job):
-            if node.is_connected and not site.is_paused(node.id, blocked.job, now):
+            if node.is_connected and now >= self._kill_again_s.get(node.id, now):
                 site.publish("killed", blocked.job, node.id, detail=blocked.reason)
                 site.out.append(KillContext(node=node.id, operation=site.ids.operation("kill"), group=site.group,
                                             job=blocked.job, pids=view.pids, reason=blocked.reason))
-                site.pause(node.id, blocked.job, KILL_AGAIN_S, now)
+                self._kill_again_s[node.id] = now + KILL_AGAIN_S
+                site.look_at(now + KILL_AGAIN_S, "kill")
 
     # ------------------------------------------------------------ doing
 
@@ -336,25 +338,25 @@ class Switch:
     def _perform(self, node: Node, steps: Iterable[Step], now: float) -> None:
         """Ask the node's agent for what is not already under way."""
         site, operations = self._site, self._site.operations
-        if not operations.can_call(node.id, now):
-            return
         for step in steps:
-            if operations.of(node.id, step.job) is not None or site.is_paused(node.id, step.job, now):
-                continue
             match step:
                 case Wait():
                     pass
                 case Lock(job):
-                    operations.lock(node.id, job, site.token, now)
+                    if site.can_call(node, job, OperationKind.LOCK, now):
+                        operations.lock(node.id, job, site.token, now)
                 case Save(job):
-                    operations.save(node.id, job, site.token, now)
-                    site.publish("snapshot_started", job, node.id)
-                case Bring(job, None):
-                    operations.bring(node.id, job, site.token, now)
-                    site.publish("restore_started", job, node.id)
+                    if site.can_call(node, job, OperationKind.SNAPSHOT, now):
+                        operations.save(node.id, job, site.token, now)
+                        site.publish("snapshot_started", job, node.id)
                 case Bring(job, after):
                     before = operations.of(node.id, after) if after is not None else None
-                    if isinstance(before, Operation) and before.kind is OperationKind.SNAPSHOT:
+                    if not site.can_call(node, job, OperationKind.RESTORE, now):
+                        pass
+                    elif after is None:
+                        operations.bring(node.id, job, site.token, now)
+                        site.publish("restore_started", job, node.id)
+                    elif before is not None and before.kind is OperationKind.SNAPSHOT:
                         operations.bring(node.id, job, site.token, now, after=before)
                 case _:
                     assert_never(step)

@@ -103,6 +103,8 @@ class Agent:
         self.fates: dict[tuple[str, JobId], deque[str]] = defaultdict(deque)
         """What becomes of the next operations: "ok", "rolled back", "indeterminate saved", "indeterminate running",
         "gone", "failed", "hang"."""
+        self.is_stalled = False
+        """`settle` does not let its driver finish anything."""
         self.is_mute = False
         """Takes calls and never answers them."""
 
@@ -575,14 +577,12 @@ class World:
             if channels:
                 self.deliver(channels[0])
                 continue
-            works = [work for agent in self.agents.values() if agent.is_up for work in agent.running_works()]
-            finished = False
+            has_finished = False
             for agent in self.agents.values():
-                for work in agent.running_works() if agent.is_up and working else ():
-                    before = len(agent.running_works())
+                for work in agent.running_works() if working and agent.is_up and not agent.is_stalled else ():
                     agent.finish(work)
-                    finished |= len(agent.running_works()) < before or bool(self.deliverable())
-            if not works or not finished:
+                    has_finished |= work.result is not None
+            if not has_finished:
                 return
         raise AssertionError("does not come to rest: " + "\n".join(map(str, self.trace)))
 
@@ -734,12 +734,12 @@ class World:
     def states(self, job: str, group: str = "g") -> list[str]:
         return [self.state(job, group, node) for node in self.node_ids]
 
-    def disconnect(self, node: str = "n1") -> None:
+    def disconnect(self, node: str = "n1", *, working: bool = True) -> None:
         agent = self.agent(node)
         agent.is_connected = False
         self.channels.pop(("stream", agent.node), None)
         self.handle(ev.NodeDisconnected(agent.node, "connection lost"))
-        self.settle()
+        self.settle(working=working)
 
     def reconnect(self, node: str = "n1") -> None:
         agent = self.agent(node)
