@@ -45,6 +45,11 @@ def test_a_moment_without_a_lease_is_counted() -> None:
     assert verdict.device_s_without_lease == 0
 
 
+def test_a_lock_during_the_own_lease_is_counted() -> None:
+    lines = [line(kind="lock", begin=150, end=160), line(kind="lock", begin=200, end=210), line(kind="lock", pid=99)]
+    assert judge(lines, LEASES, OWNERS, ORDINALS).locks_during_lease == 1
+
+
 def test_journal_lines_are_read() -> None:
     fields = {"kind": "kernel", "name": "busy", "pid": 5, "device": None, "begin_ns": 3, "end_ns": None, "bytes": 4}
     text = json.dumps(fields | {"result": 700, "inner_pid": 5, "start_time": 9, "stream": 1, "state": "running"})

@@ -14,6 +14,7 @@ from timeslice_demo.recorded import Pool
 NS = 1_000_000_000
 WORK = ("kernel", "copy", "memset")
 """Kinds of journal lines that are use of a device over a time."""
+LOCK = "lock"
 TOUCHES = ("alloc", "free", "illegal")
 """Kinds that are use of a device at a moment. (Locks, saves and restores are the agent's doing.)"""
 
@@ -48,6 +49,8 @@ class Verdict:
 
     device_s_without_lease: float
     touches_without_lease: int
+    locks_during_lease: int
+    """How often a job was stopped by a lock while it held the lease: nobody has any business to."""
     device_s: float
     """All device time that the journal shows, so that one sees that there was something to judge."""
     examples: tuple[str, ...]
@@ -89,13 +92,15 @@ def judge(
     for lease in leases:
         held.setdefault((lease.job, lease.pool), []).append(lease)
     last_ns = max((line.end_ns or line.begin_ns for line in journal), default=0)
-    without_ns = total_ns = touches = 0
+    without_ns = total_ns = touches = locks = 0
     examples: list[str] = []
     for line in journal:
+        owner = owners.get(line.pid)
+        if line.kind == LOCK and owner is not None:
+            locks += any(lease.begin_ns <= line.begin_ns < lease.end_ns for lease in held.get(owner, []))
         if line.kind not in WORK + TOUCHES:
             continue
         end_ns = line.end_ns if line.end_ns is not None else last_ns
-        owner = owners.get(line.pid)
         own = held.get(owner, []) if owner is not None and ordinals[owner[1]] == line.device else []
         outside_ns = (end_ns - line.begin_ns) - covered_ns(line.begin_ns, end_ns, [(x.begin_ns, x.end_ns) for x in own])
         if line.kind in WORK:
@@ -110,7 +115,7 @@ def judge(
             examples.append(
                 f"{line.kind} {line.name} of {who} (pid {line.pid}) on device {line.device} at {line.begin_ns}"
             )
-    return Verdict(without_ns / NS, touches, total_ns / NS, tuple(examples[:5]))
+    return Verdict(without_ns / NS, touches, locks, total_ns / NS, tuple(examples[:5]))
 
 
 def covered_ns(begin_ns: int, end_ns: int, intervals: Iterable[tuple[int, int]]) -> int:

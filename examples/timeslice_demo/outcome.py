@@ -143,6 +143,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             "device_s_without_lease": outcome.verdict.device_s_without_lease,
             "touches_without_lease": outcome.verdict.touches_without_lease,
             "device_s": outcome.verdict.device_s,
+            "locks_during_lease": outcome.verdict.locks_during_lease,
             "leases_granted": sum(entry.kind == GRANTED for entry in outcome.timesliced.group_log),
         },
         "makespan_over_solo": outcome.makespan_ratio,

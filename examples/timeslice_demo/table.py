@@ -81,6 +81,8 @@ def _schedule(outcome: Outcome) -> list[str]:
         lines.append(
             f"  NOTE: swaps of {', '.join(outcome.slow_swaps)} took longer than planned; use a larger --scale."
         )
+    if outcome.verdict.locks_during_lease:
+        lines.append(f"  NOTE: a job was locked during its own lease {outcome.verdict.locks_during_lease} times.")
     if outcome.is_void:
         lines.append(
             f"  VOID: the phases took {outcome.phase_ratio:.3f} times as long as alone (limit {VOID_ABOVE}):"
