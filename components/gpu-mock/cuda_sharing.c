@@ -25,7 +25,7 @@ static void make_handle(void *out, const void *what) {
     memset(out, 0, HANDLE_BYTES);
     memcpy(out, &what, sizeof what);
     memcpy((char *)out + 8, &process.gm->start_time, sizeof process.gm->start_time);
-    own_slot()->unsaveable = 1;
+    own_slot()->unsaveable++;
 }
 
 API CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr pointer) {
@@ -74,6 +74,6 @@ API CUresult cuMemExportToShareableHandle(void *out, unsigned long long handle, 
     int fd = memfd_create("gpu-mock-export", MFD_CLOEXEC);
     if (fd < 0) return gate_leave(CUDA_ERROR_OPERATING_SYSTEM);
     memcpy(out, &fd, sizeof fd);
-    own_slot()->unsaveable = 1;
+    own_slot()->unsaveable++;
     return gate_leave(CUDA_SUCCESS);
 }

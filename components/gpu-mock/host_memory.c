@@ -91,7 +91,7 @@ static CUresult allocate(void **out, size_t size, enum host_kind kind, unsigned 
     if (at == MAP_FAILED) return gate_leave(CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = add(at, size, kind, flags, context);
     if (result) munmap(at, size); else *out = at;
-    if (!result && kind == MANAGED) own_slot()->unsaveable = 1;
+    if (!result && kind == MANAGED) own_slot()->unsaveable++;
     return gate_leave(result);
 }
 
@@ -126,6 +126,7 @@ API CUresult cuMemFree_v2(CUdeviceptr pointer) {
     if (memory_find(pointer, NULL, NULL, &owner)) stream_wait_context(owner);
     struct host_range *range = take_out((void *)(uintptr_t)pointer, MANAGED);
     if (!range) return gate_leave(memory_free(pointer, false));
+    own_slot()->unsaveable--;
     munmap(range->begin, range->size);
     free(range);
     return gate_leave(CUDA_SUCCESS);

@@ -69,7 +69,7 @@ struct gm_process {
     _Atomic uint32_t restore_tid;    // helper thread, in the process's own namespace
     _Atomic uint32_t contexts;       // bit N: it has a context on device N (shown by NVML)
     _Atomic uint32_t saved_contexts; // the same while it is CHECKPOINTED, when `contexts` is 0
-    _Atomic uint32_t unsaveable;     // it used IPC, exports or managed memory: Checkpoint is NOT_SUPPORTED
+    _Atomic uint32_t unsaveable;     // things that it shared, and managed memory that it has: Checkpoint is NOT_SUPPORTED
     _Atomic uint64_t used_bytes[GM_MAX_DEVICES];   // on the device now; written by its owner only
     _Atomic uint64_t saved_bytes[GM_MAX_DEVICES];  // in its own host memory while CHECKPOINTED
     _Atomic uint32_t extent_end;     // extents[i] with i >= extent_end were never used
