@@ -112,7 +112,8 @@ class Actor:
         special: dict[str, Callable[..., Any]] = {
             "host": self._new_host, "peek": ctypes.string_at, "poke": self._poke, "fork": self._fork, "raw": self._raw,
             "thread_id": threading.get_native_id, "own_pid": os.getpid, "loaded": self._loaded, "entry": self._entry,
-            "per_thread": self._per_thread, "repeat": self._repeat, "map_file": self._map_file,
+            "callback": self._callback, "per_thread": self._per_thread, "repeat": self._repeat,
+            "map_file": self._map_file,
         }  # fmt: skip
         return special[name](*arguments)
 
@@ -126,6 +127,14 @@ class Actor:
     @staticmethod
     def _poke(address: int, content: bytes) -> None:
         ctypes.memmove(address, content, len(content))
+
+    def _callback(self, counter: int, value: int) -> int:
+        """The address of a host function that stores `value` at `counter`, whatever it is called with."""
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+            lambda *_: ctypes.memmove(counter, bytes([value]), 1) and None)  # fmt: skip
+        address = ctypes.cast(function, ctypes.c_void_p).value or 0
+        self._host[address] = function
+        return address
 
     def _map_file(self, path: str) -> int:
         """Map a file shared; returns the address."""

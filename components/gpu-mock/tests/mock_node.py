@@ -19,6 +19,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from cuda.bindings.driver import CUresult
 
 from mock_actor import Struct
 
+SHT_DYNSYM, STT_FUNC = 11, 2  # ELF
 REPLY_TIMEOUT_S = 30.0  # far above any call here that is not blocked on purpose
 DOCUMENTED_FOR_ALL_CALLS = {
     CUresult.CUDA_SUCCESS,
@@ -54,6 +56,23 @@ def library_folder() -> Path:
     if not named:
         raise RuntimeError("GPU_MOCK_LIB_DIR is not set: the folder with libcuda.so.1, libnvidia-ml.so.1, gpu-mock")
     return Path(named).absolute()
+
+
+def exported_names(library: str) -> list[str]:
+    """The functions that a 64-bit ELF library defines for others."""
+    image = (library_folder() / library).read_bytes()
+    table, size, count = *struct.unpack_from("<Q", image, 40), *struct.unpack_from("<HH", image, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", image, table + size * number) for number in range(count)]
+    names: list[str] = []
+    for section in sections:
+        if section[1] != SHT_DYNSYM:
+            continue
+        texts = sections[section[6]][4]
+        for at in range(section[4], section[4] + section[5], section[9]):
+            name, info, _, defined = struct.unpack_from("<IBBH", image, at)
+            if defined and info & 15 == STT_FUNC:
+                names.append(image[texts + name : image.index(b"\0", texts + name)].decode())
+    return sorted(names)
 
 
 def documented_codes(name: str) -> set[CUresult]:

@@ -14,7 +14,6 @@ from mock_node import MockNode, MockProcess, state_of
 KIB, MIB = 1 << 10, 1 << 20
 SUCCESS = CUresult.CUDA_SUCCESS
 OUT_OF_MEMORY = CUresult.CUDA_ERROR_OUT_OF_MEMORY
-NOT_SUPPORTED = CUresult.CUDA_ERROR_NOT_SUPPORTED
 ILLEGAL_ADDRESS = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
 LOCKED = CUprocessState.CU_PROCESS_STATE_LOCKED
 CHECKPOINTED = CUprocessState.CU_PROCESS_STATE_CHECKPOINTED
@@ -137,20 +136,3 @@ def test_pinned_memory_keeps_its_address_and_contents(node: MockNode, agent: Moc
     bring_back(agent, target)
     assert target.peek(pinned, 13) == b"pinned memory"
     target.ok.cuMemFreeHost(pinned)
-
-
-def test_process_with_managed_memory_cannot_be_saved(node: MockNode, agent: MockProcess) -> None:
-    target = node.process()
-    target.cuMemAllocManaged(4096, 1)
-    agent.ok.cuCheckpointProcessLock(target.pid, None)
-    assert agent.code.cuCheckpointProcessCheckpoint(target.pid, None) == NOT_SUPPORTED
-    assert state_of(agent, target.pid) == LOCKED
-    agent.ok.cuCheckpointProcessUnlock(target.pid, None)
-
-
-def test_process_that_exports_memory_cannot_be_saved(node: MockNode, agent: MockProcess) -> None:
-    target = node.process()
-    target.cuIpcGetMemHandle(target.ok.cuMemAlloc(4096))
-    agent.ok.cuCheckpointProcessLock(target.pid, None)
-    assert agent.code.cuCheckpointProcessCheckpoint(target.pid, None) == NOT_SUPPORTED
-    assert state_of(agent, target.pid) == LOCKED
