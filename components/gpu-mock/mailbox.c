@@ -36,6 +36,12 @@ bool mailbox_call(struct gm *gm, unsigned own_slot, unsigned target, uint32_t ge
         if (mailbox->word == word && (phase_of(word) == CLAIMED || phase_of(word) == DONE) && is_caller_dead(gm, word))
             atomic_compare_exchange_strong(&mailbox->word, &word, FREE);
     }
+    // The slot may have got a new owner between the question above and the claim; the request is not for that one.
+    if (!is_same_process(gm, target, generation)) {
+        uint32_t mine = claimed;
+        atomic_compare_exchange_strong(&mailbox->word, &mine, FREE);
+        return false;
+    }
     mailbox->op = request->op;
     mailbox->timeout_ms = request->timeout_ms;
     mailbox->pair_count = request->pair_count;
