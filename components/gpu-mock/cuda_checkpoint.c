@@ -214,7 +214,7 @@ CUresult start_helpers(void) {
     sigset_t all, before;
     pthread_attr_t attributes;
     pthread_t thread;
-    sigfillset(&all);
+    block_for_helper(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);

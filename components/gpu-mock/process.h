@@ -5,6 +5,7 @@
 #define GPU_MOCK_PROCESS_H
 
 #include <pthread.h>
+#include <signal.h>
 
 #include "cuda_abi.h"
 #include "state.h"
@@ -57,6 +58,14 @@ uint32_t contexts_on(void);            // bits of the devices with a context
 
 // Helper threads (cuda_checkpoint.c).
 CUresult start_helpers(void);
+
+// What the library's own threads block: the program's signals, but not those that a thread's own fault raises. Blocked, these would
+// end the process without asking its handlers (Python's faulthandler, for one).
+static inline void block_for_helper(sigset_t *signals) {
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    sigfillset(signals);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(signals, faults[i]);
+}
 
 #define TRY(expression) do { CUresult try_result = (expression); if (try_result) return try_result; } while (0)
 

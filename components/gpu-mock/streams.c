@@ -162,7 +162,7 @@ static bool start_worker(struct CUstream_st *stream) {
     sigset_t all, before;
     pthread_attr_t detached;
     pthread_t thread;
-    sigfillset(&all);
+    block_for_helper(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are for its own threads
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);

@@ -8,6 +8,10 @@
 // cycles it and one that allocates beside it, each a child). Without ITERATIONS, or with 0, until SIGTERM. It says "ready" on
 // stdout when the calls begin; a result that should not be is told on stderr, with exit status 1.
 //
+// With STRESS_KILL_BEFORE=n in the environment it kills itself before its n-th store to the shared state after "ready" (in init:
+// after the state is mapped); the modes below are for that: one step each, with a fixed outcome.
+// victim (waits to be locked, saved, restored, unlocked by others), and lock, checkpoint, restore, unlock (of PID), inject.
+//
 // Copyright 2026 The timeslice authors. SPDX-License-Identifier: Apache-2.0
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -21,7 +25,9 @@
 #include <unistd.h>
 
 #include "../cuda_abi.h"
+#include "../faults.h"
 #include "../nvml_abi.h"
+#include "store_kills.h"
 
 enum { DEVICE_PAGE = 4096, THREADS = 4, LOCK_TIMEOUT_MS = 10000 };
 
@@ -89,6 +95,8 @@ static void fail(const char *format, ...) {
     } while (0)
 
 static void say_ready(void) {
+    const char *kill_before = getenv("STRESS_KILL_BEFORE");
+    if (kill_before) store_kills_begin((unsigned)atoi(kill_before));
     if (write(STDOUT_FILENO, "ready\n", 6) != 6) exit(1);
 }
 
@@ -393,6 +401,46 @@ static void run_cycle(int pid) {
     }
 }
 
+// ---- single steps, for kills before each store
+
+static void run_victim(void) {
+    CUdeviceptr kept;
+    unsigned char back[3 * DEVICE_PAGE];
+    join_device();
+    MUST(cuMemAlloc_v2(&kept, sizeof back));
+    MUST(cuMemsetD8_v2(kept, 0xC3, sizeof back));
+    say_ready();
+    while (!ended) pause();
+    MUST(cuMemcpyDtoH_v2(back, kept, sizeof back));
+    check_bytes(back, 0xC3, sizeof back);
+}
+
+static const char *const calls[] = {"lock", "checkpoint", "restore", "unlock"};
+
+static bool is_call(const char *name) {
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (strcmp(name, calls[i]) == 0) return true;
+    return false;
+}
+
+static void run_call(const char *name, int pid) {
+    MUST(cuInit(0));
+    say_ready();
+    if (name[0] == 'l') MUST(cuCheckpointProcessLock(pid, NULL));
+    if (name[0] == 'c') MUST(cuCheckpointProcessCheckpoint(pid, NULL));
+    if (name[0] == 'r') MUST(cuCheckpointProcessRestore(pid, NULL));
+    if (name[0] == 'u') MUST(cuCheckpointProcessUnlock(pid, NULL));
+}
+
+static void run_inject(void) {
+    char why[300], *words[] = {"fail", "op=alloc", "code=801"};
+    struct gm *gm = gm_open(NULL);
+    if (!gm) fail("no mock GPUs");
+    say_ready();
+    int id = gm_inject(gm, 3, words, why, sizeof why);
+    if (id <= 0 || !gm_fault_remove(gm, (uint32_t)id)) fail("inject: %s", why);
+}
+
 static pid_t start_child(void (*run)(int), int argument) {
     pid_t child = fork();
     if (child < 0) fail("no process");
@@ -449,8 +497,14 @@ int main(int argc, char **argv) {
         {"wrong", wrong_step}, {"nvml", nvml_step}, {"fall", fall_step},
     };
     if (strcmp(mode, "init") == 0) {
-        join_device();
         say_ready();
+        join_device();
+    } else if (strcmp(mode, "victim") == 0) {
+        run_victim();
+    } else if (strcmp(mode, "inject") == 0) {
+        run_inject();
+    } else if (is_call(mode)) {
+        run_call(mode, pid);
     } else if (strcmp(mode, "target") == 0) {
         run_target();
     } else if (strcmp(mode, "cycle") == 0) {
@@ -467,7 +521,7 @@ int main(int argc, char **argv) {
         if (i == sizeof simple / sizeof *simple) fail("stress: no mode %s", mode);
         join_device();
         say_ready();
-        repeat(simple[i].step, (unsigned)getpid());
+        repeat(simple[i].step, getenv("STRESS_KILL_BEFORE") ? 1 : (unsigned)getpid());
         MUST(cuDevicePrimaryCtxRelease_v2(0));
     }
     free(ptx);
