@@ -43,8 +43,8 @@ class Size:
     sample_period_s: float
 
 
-FULL = Size(steps=5, speed_per_job=80, device_bytes=24 * MIB, sample_period_s=0.05)
-QUICK = Size(steps=3, speed_per_job=250, device_bytes=8 * MIB, sample_period_s=0.02)
+FULL = Size(steps=5, speed_per_job=90, device_bytes=20 * MIB, sample_period_s=0.05)
+QUICK = Size(steps=3, speed_per_job=300, device_bytes=8 * MIB, sample_period_s=0.02)
 
 DEVICE_SHARE = 0.55
 CORRUPTION = ("corrupt", "times=1")
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scale",
         type=float,
-        help="how many times faster than the recorded run (default: 80 per job, with --quick 250 per job)",
+        help="how many times faster than the recorded run (default: 90 per job, with --quick 300 per job)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer steps, shorter phases: under 30 s")
     parser.add_argument("--report", metavar="DIR", type=Path, help="write summary.json and index.html there")
