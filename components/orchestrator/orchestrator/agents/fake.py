@@ -18,6 +18,9 @@ import grpc
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 
+AFTER_WAIT_S = 1.0
+"""How long a Restore waits for the operation that it follows to arrive."""
+
 Key = tuple[str, str]
 """(job, group): a context on this node."""
 
@@ -315,7 +318,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
     ) -> None:
         error, outcome = "", behaviour.outcome
         if after:
-            before = self.operations.get(after)
+            before = await self._arrival(after)
             if before is not None:
                 await before.ended.wait()
             if before is None or before.result.status != pb.OPERATION_STATUS_COMPLETE:
@@ -344,6 +347,15 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
             operation=pb.OperationEnded(operation_id=operation.id, context=ref, result=result)))
         self._check()
         await self._notify()
+
+    async def _arrival(self, operation_id: str) -> _Operation | None:
+        """An operation, waiting a moment for it: calls of one connection may overtake each other."""
+        try:
+            async with asyncio.timeout(AFTER_WAIT_S), self._changed:
+                await self._changed.wait_for(lambda: operation_id in self.operations)
+        except TimeoutError:
+            return None
+        return self.operations[operation_id]
 
     def _save(self, key: Key, outcome: Outcome) -> str:
         held = self.contexts.get(key)

@@ -36,7 +36,7 @@ from orchestrator.core.events import (
     OperationUnknown,
     Unlocked,
 )
-from orchestrator.core.types import AgentErrorKind, Epoch, OperationId
+from orchestrator.core.types import AgentErrorKind, Epoch
 
 AgentEffect = LockContext | UnlockContext | StartSnapshot | StartRestore | QueryOperation | KillContext
 Post = Callable[[Event], None]
@@ -73,17 +73,19 @@ class AgentLink:
         self._polled: PolledAgent | None = None
         self._is_connected = False
         self._was_told_lost = False
-        self._starting: dict[OperationId, asyncio.Event] = {}
 
     async def run(self) -> NoReturn:
         """Connect, follow, connect again, until cancelled. HigherEpoch: the agent follows somebody else."""
         async with grpc.aio.insecure_channel(self.target.address, options=CHANNEL_OPTIONS) as self._channel:
             self._stub = pb_grpc.SnapshotAgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
             backoff = Backoff(self._settings.reconnect_first_s, self._settings.reconnect_last_s)
-            while True:
-                reason = await self._follow(backoff)
-                self._lost(reason)
-                await asyncio.sleep(backoff.next())
+            try:
+                while True:
+                    reason = await self._follow(backoff)
+                    self._lost(reason)
+                    await asyncio.sleep(backoff.next())
+            finally:
+                self._is_connected = False  # calls that have not begun find no closed channel
 
     async def perform(self, effect: AgentEffect) -> None:
         """Carry one effect out and post what became of it."""
@@ -178,55 +180,28 @@ class AgentLink:
                     effect, lambda: self._stub.Unlock(wire.unlock_request(effect), timeout=effect.timeout_s),
                     Unlocked(self._node, effect.operation))
             case StartSnapshot():
-                await self._start(
-                    effect,
-                    lambda: self._stub.Snapshot(
-                        wire.snapshot_request(effect), timeout=self._settings.call_timeout_s))
+                deadline_s = self._settings.call_timeout_s
+                await self._call(
+                    effect, lambda: self._stub.Snapshot(wire.snapshot_request(effect), timeout=deadline_s), None)
             case StartRestore():
-                await self._start_restore(effect)
+                # Sent right behind the operation that it follows. Should the agent see it first, it waits a moment.
+                deadline_s = self._settings.call_timeout_s
+                await self._call(
+                    effect, lambda: self._stub.Restore(wire.restore_request(effect), timeout=deadline_s), None)
             case QueryOperation():
                 await self._query(effect)
 
-    async def _call(self, effect: AgentEffect, call: Callable[[], Awaitable[Any]], done: Event | None) -> bool:
+    async def _call(self, effect: AgentEffect, call: Callable[[], Awaitable[Any]], done: Event | None) -> None:
+        """Make a call, and post `done` (None: its end comes later), or that it failed."""
         try:
             await answer(call())
         except AgentError as error:
             self._fail(effect, error.kind, str(error))
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 await self._suspect()
-            return False
+            return
         if done is not None:
             self._post(done)
-        return True
-
-    async def _start(self, effect: AgentEffect, call: Callable[[], Awaitable[Any]]) -> None:
-        started = self._starting[effect.operation] = asyncio.Event()
-        try:
-            await self._call(effect, call, None)
-        finally:
-            started.set()
-            if self._starting.get(effect.operation) is started:
-                del self._starting[effect.operation]
-
-    async def _start_restore(self, effect: StartRestore) -> None:
-        """Sent at once behind the operation that it waits for, on the same connection.
-
-        The agent may all the same see this call first, and then knows no such operation: it is sent once more when that
-        operation's own call was answered.
-        """
-        before = self._starting.get(effect.after) if effect.after else None
-        request = wire.restore_request(effect)
-
-        async def call() -> None:
-            try:
-                await answer(self._stub.Restore(request, timeout=self._settings.call_timeout_s))
-            except AgentError as error:
-                if before is None or error.kind is AgentErrorKind.UNANSWERED:
-                    raise
-                await before.wait()
-                await self._stub.Restore(request, timeout=self._settings.call_timeout_s)
-
-        await self._start(effect, call)
 
     async def _query(self, effect: QueryOperation) -> None:
         try:

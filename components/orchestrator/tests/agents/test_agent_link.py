@@ -265,6 +265,17 @@ async def test_an_effect_for_a_node_that_is_not_there_is_answered(tmp_path: Path
         assert (await inbox.next_of(AgentCallFailed, operation="lock-2")).kind is AgentErrorKind.UNANSWERED
 
 
+async def test_a_call_under_way_when_its_node_is_forgotten_is_answered(tmp_path: Path) -> None:
+    node = agent()
+    node.always("Lock", Behaviour(hang=True))
+    async with linked(node, tmp_path) as (pool, inbox):
+        await inbox.next_of(NodeObserved)
+        pool.perform(lock("a", timeout_s=5.0))
+        await node.called("Lock")
+        pool.forget(N1)
+        assert (await inbox.next_of(AgentCallFailed)).kind is AgentErrorKind.UNANSWERED
+
+
 async def test_killing_is_refused_with_what_to_do(tmp_path: Path) -> None:
     async with linked(agent(), tmp_path) as (pool, inbox):
         await inbox.next_of(NodeObserved)

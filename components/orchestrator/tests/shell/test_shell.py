@@ -70,7 +70,7 @@ def shell(core: ScriptedCore, writer: Any = None, agents: Any = None, service: A
 
 async def test_effects_are_started_in_their_order_and_events_of_theirs_come_after() -> None:
     done: list[Any] = []
-    core = ScriptedCore({Started: [RECORD, SNAPSHOT, ANSWER]})
+    core = ScriptedCore({Started: [RECORD, SNAPSHOT], Recorded: [ANSWER]})
     made = shell(core)
     recorded = Recorded(GroupId("g"), RecordId(1))
     made.connect(Edge(done, lambda: made.post(recorded)), Edge(done), Edge(done))  # type: ignore[arg-type]

@@ -48,10 +48,14 @@ async def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path:
     assert path.read_bytes() == before
 
 
-async def test_a_torn_page_is_noticed_at_the_start(tmp_path: Path) -> None:
-    path = await make(tmp_path)
+@pytest.mark.parametrize("page", [1, 30])
+async def test_a_torn_page_is_noticed_at_the_start(tmp_path: Path, page: int) -> None:
+    store = await SqliteStore.open(tmp_path)
+    await store.write([Record(GroupRecord(group=GroupId(f"g{n}"), version=RecordId(1))) for n in range(5000)])
+    await store.close()
+    path = tmp_path / FILE_NAME
     torn = bytearray(path.read_bytes())
-    torn[4096:8192] = os.urandom(4096)
+    torn[page * 4096:page * 4096 + 4096] = os.urandom(4096)
     path.write_bytes(torn)
     assert "damaged" in await refusal(tmp_path)
     assert path.read_bytes() == bytes(torn)
