@@ -1,8 +1,8 @@
 // Requests from any process to the helper threads of another one, in shared memory.
 //
-// The word of a mailbox goes FREE -> CLAIMED (the caller writes its request) -> POSTED -> RUNNING (the helper works) -> DONE (the
-// caller reads the answer) -> FREE. It names the caller, so that a word left behind by a dead caller is freed by the next one;
-// a request that is POSTED or RUNNING goes on without its caller, as in the driver.
+// The word of a mailbox goes FREE -> CLAIMED (the caller writes its request) -> POSTED -> RUNNING (the helper works) -> FREE. It names
+// the caller, so that a word left behind by a dead caller is freed by the next one; a request that is POSTED or RUNNING goes on
+// without its caller, as in the driver. Answers lie beside it: a caller that is stopped keeps nobody waiting.
 //
 // Copyright 2026 The timeslice authors. SPDX-License-Identifier: Apache-2.0
 #ifndef GPU_MOCK_MAILBOX_H

@@ -233,7 +233,8 @@ int gm_join(struct gm *gm) {
         mine->state = GM_RUNNING;
         mine->contexts = mine->saved_contexts = mine->unsaveable = 0;
         for (int i = 0; i < GM_MAX_DEVICES; i++) mine->used_bytes[i] = mine->saved_bytes[i] = 0;
-        mine->operations.word = mine->queries.word = 0;
+        memset(&mine->operations, 0, sizeof mine->operations);
+        memset(&mine->queries, 0, sizeof mine->queries);
         mine->generation++;
         mailbox_forget_caller(gm, (unsigned)found);
         mine->used = 1;

@@ -22,7 +22,7 @@
 
 enum {
     GM_MAGIC = 0x4b4d4754,  // "TGMK"
-    GM_VERSION = 1,         // raise it with every change of layout
+    GM_VERSION = 2,         // raise it with every change of layout
     GM_MAX_DEVICES = 16,
     GM_MAX_PROCESSES = 256,
     GM_MAX_EXTENTS = 4096,  // per process
@@ -49,10 +49,14 @@ struct gm_mailbox {
     _Atomic uint32_t word;  // futex
     uint32_t op;            // enum gm_op
     uint32_t timeout_ms;
-    uint32_t result;        // CUresult
-    uint32_t answer;        // state or thread id
+    uint32_t served;        // answers given; the helper's own
     uint32_t pair_count;    // GPU pairs of a restore
     struct { uint8_t from[16], to[16]; } pairs[GM_MAX_DEVICES];
+    struct {
+        _Atomic uint32_t who;  // caller and nonce, stored last
+        uint32_t result;       // CUresult
+        uint32_t answer;       // state or thread id
+    } answers[8];           // the last ones, so that a caller that is slow to fetch its own keeps nobody waiting
 };
 
 // A process that called cuInit. `used` without its lock held means: dead, and not yet cleaned up.
