@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -45,6 +46,7 @@ class ListenError(Exception):
 def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] | None = None) -> int:
     """Run until SIGTERM or SIGINT. Returns the exit code: 2 after bad input, with one line on stderr."""
     try:
+        _raise_descriptor_limit()
         config = from_arguments(sys.argv[1:] if arguments is None else arguments, os.environ if env is None else env)
         logs.set_up(config.log_level)
         asyncio.run(serve(config))
@@ -52,6 +54,12 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] | None =
         print(f"snapshot-agent: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _raise_descriptor_limit() -> None:
+    """One pidfd for each process that is watched: the usual soft limit of 1024 is soon reached."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(config: AgentConfig) -> None:

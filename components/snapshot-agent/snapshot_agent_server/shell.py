@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 
@@ -272,8 +273,7 @@ class AgentShell:
                 if before is None or before.state is not view.state or before.locked is not view.locked:
                     level = logging.WARNING if view.state is ContextState.FAULTED else logging.INFO
                     lock = ", locked" if view.locked else ""
-                    logs.transition(
-                        log,
+                    self._log(
                         level,
                         f"context {view.key}: {was} -> {view.state}{lock}"
                         + (f" ({view.reason})" if view.reason else ""),
@@ -285,7 +285,7 @@ class AgentShell:
                     )
             case PublishGone(key, reason):
                 self._streams.publish(pb.AgentEvent(gone=messages.context_ref(key)))
-                logs.transition(log, logging.INFO, f"context {key}: gone ({reason})", job=key.job, group=key.group)
+                self._log(logging.INFO, f"context {key}: gone ({reason})", job=key.job, group=key.group)
             case PublishOperation(operation, keys, kind, result):
                 ended = pb.OperationEnded(
                     operation_id=operation,
@@ -295,8 +295,7 @@ class AgentShell:
                 self._streams.publish(pb.AgentEvent(operation=ended))
                 level = logging.INFO if result.status is Status.COMPLETE or result.is_gone else logging.WARNING
                 where = ", ".join(map(str, keys)) or "no context"
-                logs.transition(
-                    log,
+                self._log(
                     level,
                     f"{kind} of {where}: {result.status}" + (f" ({result.error})" if result.error else ""),
                     operation=operation,
@@ -310,10 +309,14 @@ class AgentShell:
                 self._streams.publish(pb.AgentEvent(accelerator=messages.accelerator_status(view)))
             case EndStreamsBelow(epoch):
                 self._streams.end_below(epoch)
-                logs.transition(log, logging.INFO, f"leader epoch rises to {epoch}", leader_epoch=epoch)
+                self._log(logging.INFO, f"leader epoch rises to {epoch}", leader_epoch=epoch)
             case TakeSample():
                 # Not at once: what comes next on this node, a restore perhaps, shall not share the cores with it.
                 asyncio.get_running_loop().call_later(SOON_S, self._sample_soon.set)
+
+    def _log(self, level: int, message: str, **fields: object) -> None:
+        """One line for one change of state; after what else this turn of the loop has to do."""
+        asyncio.get_running_loop().call_soon(partial(logs.transition, log, level, message, **fields))
 
     async def _call_driver(self, call: CallDriver) -> None:
         outcome = await self._backend.call(call)

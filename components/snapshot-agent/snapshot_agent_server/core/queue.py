@@ -255,14 +255,18 @@ class Queue:
         return effects
 
     def _forget_old(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for operation in list(self.operations.values()):
-            is_old = operation.ended_at is not None and operation.ended_at < now - self._settings.kept_for_s
-            if not (is_old or len(self.operations) > self._settings.kept_operations) or not operation.is_ended:
+        """Drop ended operations that are too old, or too many; the oldest come first."""
+        doomed: list[OperationId] = []
+        for operation in self.operations.values():
+            if operation.ended_at is None:
+                continue
+            is_old = operation.ended_at < now - self._settings.kept_for_s
+            if not is_old and len(self.operations) - len(doomed) <= self._settings.kept_operations:
                 break
-            del self.operations[operation.id]
-            effects.append(ForgetOperation(operation.id))
-        return effects
+            doomed.append(operation.id)
+        for operation_id in doomed:
+            del self.operations[operation_id]
+        return [ForgetOperation(operation_id) for operation_id in doomed]
 
 
 def _not_started(operation: Operation, error: str, now: float) -> Result:

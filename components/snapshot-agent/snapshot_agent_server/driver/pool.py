@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from snapshot_agent_server.driver.interface import DriverMissing
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 WORKER_START_S = 60.0  # cuInit alone took 2.7 s in NVIDIA/nvcf issue 263; eight GPUs and a cold page cache take longer
 
 CLOSE_S = 2.0
+SPARE = 8
+"""Workers beyond the warm ones that are kept once they were needed."""
 
 
 class WorkerDied(Exception):
@@ -127,18 +130,21 @@ WORKER_COMMAND = (sys.executable, "-m", "snapshot_agent_server.driver.worker")
 
 
 class Pool:
-    """At least `warm` workers, more while more calls run at once.
+    """`warm` workers that stand ready, and more while more calls run at once.
 
-    No bound on their number but the number of calls: a bound would let one job's hanging calls delay another's.
+    No bound on their number but that of the calls: a bound would let one job's hanging calls delay another's. A call
+    that finds all busy takes whichever is ready first, one that another call gives back or a new one: a new one takes
+    seconds where cuInit does.
     """
 
     def __init__(self, warm: int, command: Sequence[str] = WORKER_COMMAND) -> None:
         self._warm = warm
         self._command = command
         self._idle: list[Worker] = []
+        self._waiting: deque[asyncio.Future[Worker]] = deque()
         self._all: set[Worker] = set()
         """Until they are reaped."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._starts: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self.first_word: Message = {}
 
@@ -147,42 +153,36 @@ class Pool:
         return {worker.pid for worker in self._all}
 
     async def start(self) -> None:
-        """Start the warm workers, together.
+        """Wait for the first worker; the others come up behind it.
 
         Raises: DriverMissing, with what the worker said.
         """
         try:
-            async with asyncio.TaskGroup() as tasks:
-                started = [tasks.create_task(self._start(), name="driver worker") for _ in range(self._warm)]
-        except* DriverMissing as group:
+            self._give(await self._start())
+        except DriverMissing:
             await self.close()
-            raise next(e for e in group.exceptions if isinstance(e, DriverMissing)) from None
-        self._idle += [task.result() for task in started]
+            raise
+        self._fill()
 
     async def call(self, message: Message, timeout_s: float) -> Message:
-        """Raises: TimeoutError and WorkerDied, the worker being dead then; DriverMissing if none can be started."""
-        worker = None
-        while worker is None and self._idle:
-            worker = self._idle.pop()
-            if worker.is_dead:
-                worker = None
-        if worker is None:
-            worker = await self._start()
+        """`timeout_s` counts from the moment when a worker has the call.
+
+        Raises: TimeoutError and WorkerDied, the worker being dead then; DriverMissing if none can be started.
+        """
+        worker = await self._take()
         try:
             return await worker.call(message, timeout_s)
         finally:
             if worker.is_dead:
-                self._refill()
-            elif len(self._idle) >= self._warm:
-                worker.kill()
+                self._fill()
             else:
-                self._idle.append(worker)
+                self._give(worker)
 
     async def close(self) -> None:
         self._is_closing = True
-        for task in self._tasks:
+        for task in self._starts:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._starts, return_exceptions=True)
         workers = list(self._all)
         for worker in workers:
             worker.kill()
@@ -193,6 +193,54 @@ class Pool:
                     await worker.reaped()
         except TimeoutError:
             log.warning("a driver worker hangs in the kernel and outlives the agent: %s", sorted(self.pids))
+
+    async def _take(self) -> Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.is_dead:
+                return worker
+        place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        self._fill()
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self._give(place.result())  # it came too late
+            raise
+
+    def _give(self, worker: Worker) -> None:
+        """Hand a worker to the call that has waited longest, or keep it."""
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(worker)
+                return
+        if len(self._idle) < self._warm + SPARE:
+            self._idle.append(worker)
+        else:
+            worker.kill()
+
+    def _fill(self) -> None:
+        """Start, off the callers' path, what is missing of the warm workers, or one for each call that waits."""
+        waiting = sum(not place.done() for place in self._waiting)
+        ready = sum(not worker.is_dead for worker in self._all)
+        wanted = max(self._warm - ready, waiting) - len(self._starts)
+        for _ in range(0 if self._is_closing else wanted):
+            task = asyncio.get_running_loop().create_task(self._add(), name="driver worker start")
+            self._starts.add(task)
+            task.add_done_callback(self._starts.discard)
+
+    async def _add(self) -> None:
+        try:
+            self._give(await self._start())
+        except DriverMissing as error:
+            log.error("no new driver worker: %s", error)
+            while self._waiting:
+                place = self._waiting.popleft()
+                if not place.done():
+                    place.set_exception(error)
+                    break
 
     async def _start(self) -> Worker:
         worker = Worker(self._command, self._all.discard)
@@ -206,16 +254,3 @@ class Pool:
             raise DriverMissing(str(word["missing"]))
         self.first_word = word["ready"]
         return worker
-
-    def _refill(self) -> None:
-        """Replace a dead worker, off the caller's path."""
-        if not self._is_closing and len(self._idle) + len(self._tasks) < self._warm:
-            task = asyncio.get_running_loop().create_task(self._add_idle(), name="driver worker replacement")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _add_idle(self) -> None:
-        try:
-            self._idle.append(await self._start())
-        except DriverMissing as error:
-            log.error("no new driver worker: %s", error)

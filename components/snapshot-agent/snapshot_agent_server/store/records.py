@@ -73,7 +73,7 @@ def read_memory(store: Store, boot_id: str) -> Memory:
             for group, job in store.read("select group_id, job from admissions")
         },
         processes=processes,
-        operations=[op if is_same_boot or op.is_ended else _cut_off(op) for op in operations],
+        operations=operations if is_same_boot else [_of_earlier_boot(operation) for operation in operations],
     )
 
 
@@ -149,8 +149,10 @@ def operation_from_dict(data: dict[str, Any]) -> Operation:
     )
 
 
-def _cut_off(operation: Operation) -> Operation:
-    operation.phase = Phase.ENDED
+def _of_earlier_boot(operation: Operation) -> Operation:
+    """The monotonic clock has begun anew: as old as it can be. What was under way is gone with its processes."""
     operation.ended_at = 0.0
-    operation.result = Result(Status.FAILED, error="gone: the machine was restarted", is_gone=True)
+    if not operation.is_ended:
+        operation.phase = Phase.ENDED
+        operation.result = Result(Status.FAILED, error="gone: the machine was restarted", is_gone=True)
     return operation
