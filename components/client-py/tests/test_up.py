@@ -1,10 +1,12 @@
 """`timeslice up` with the real orchestrator and agent on mock GPUs: started, used by jobs, stopped without a trace."""
 
+import contextlib
 import json
 import os
 import select
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ import grpc
 import pytest
 from live import Running, children_of, mock_environment, processes_of
 from timeslice import TimeSliceOrchestratorClient
-from timeslice.orchestrator.exceptions import OrchestratorLeaseLostError
+from timeslice.orchestrator.exceptions import OrchestratorError, OrchestratorLeaseLostError
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb2_grpc
 
@@ -45,6 +47,13 @@ def start(environment):
         if command.process.poll() is None:
             command.process.terminate()
         command.end()
+
+
+@pytest.fixture
+def running_pool(start, short_dir) -> str:
+    """The address of an orchestrator with the group `pool`."""
+    up(start, "--group", "pool=0", "--group", "rest=1")
+    return f"unix:{short_dir}/run/orchestrator.sock"
 
 
 def up(start, *arguments: str) -> Running:
@@ -186,10 +195,9 @@ def test_killed_holder_is_followed_by_the_next_in_line(environment, start):
     waiter.say()
 
 
-def test_holder_whose_lease_an_operator_ended_is_told(environment, start, short_dir):
-    up(start, "--group", "pool=0", "--group", "rest=1")
+def test_holder_whose_lease_an_operator_ended_is_told(running_pool):
     with (
-        TimeSliceOrchestratorClient(f"unix:{short_dir}/run/orchestrator.sock", "a", "pool") as client,
+        TimeSliceOrchestratorClient(running_pool, "a", "pool") as client,
         grpc.insecure_channel(client.target) as channel,
     ):
         client.acquire()
@@ -306,6 +314,17 @@ def test_port_in_use(environment, start):
 
 
 @pytest.mark.parametrize("store", ["orchestrator.db", "agent.db"])
+def test_store_of_a_newer_version(environment, start, store):
+    command = up(start)
+    command.process.terminate()
+    assert command.end() == 0
+    path = Path(environment["TIMESLICE_STATE_DIR"]) / store
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("PRAGMA user_version = 999")
+    assert "999" in refused(environment, "up")
+
+
+@pytest.mark.parametrize("store", ["orchestrator.db", "agent.db"])
 def test_corrupt_store(environment, store):
     folder = Path(environment["TIMESLICE_STATE_DIR"])
     folder.mkdir(mode=0o700)
@@ -313,6 +332,24 @@ def test_corrupt_store(environment, store):
     error = refused(environment, "up")
     assert str(folder / store) in error
     assert (folder / store).read_bytes().startswith(b"not a store")
+
+
+@pytest.mark.parametrize(
+    ("job_id", "group_id", "code", "text"),
+    [
+        ("a", "nowhere", "NOT_FOUND", "nowhere"),
+        ("a" * 254, "pool", "INVALID_ARGUMENT", "job_id"),
+        ("a" * 10_000_000, "pool", "INVALID_ARGUMENT", "job_id"),
+        ("a\x07", "pool", "INVALID_ARGUMENT", "job_id"),
+        ("a", "g" * 10_000_000, "INVALID_ARGUMENT", "group_id"),
+    ],
+)
+def test_ids_that_cannot_be_are_refused_by_name(running_pool, job_id, group_id, code, text):
+    with TimeSliceOrchestratorClient(running_pool, job_id, group_id) as client:
+        with pytest.raises(OrchestratorError, match=text) as caught:
+            client.acquire(timeout_sec=30)
+        assert caught.value.code == code
+        assert len(str(caught.value)) < 1000
 
 
 def test_missing_driver(environment):

@@ -36,4 +36,5 @@ def status_of(error: Any) -> Status:
     """The status of a failed call, a grpc.RpcError, as data."""
     code = error.code()
     details = error.details()
-    return Status(code.name if code is not None else "UNKNOWN", details or "")
+    # Of "failed to connect to all addresses; last error: ..." the end says what was wrong.
+    return Status(code.name if code is not None else "UNKNOWN", (details or "").rpartition("last error: ")[2])
