@@ -110,8 +110,14 @@ async def _run(arguments: Arguments) -> int:
             start_ms=round((time.monotonic() - started) * 1000))
 
     started = time.monotonic()
-    failure = await serve(
-        arguments.config, StaticInfra(arguments.agents), arguments.listen, arguments.state_dir, stop, ready)
+    try:
+        failure = await serve(
+            arguments.config, StaticInfra(arguments.agents), arguments.listen, arguments.state_dir, stop, ready)
+    except (CannotListen, StoreRefused, Deposed):
+        raise
+    except Exception:
+        logs.LOG.exception("orchestrator failed; start it again: what was recorded is intact")
+        return EXIT_FAILED
     if failure is not None:
         say(f"orchestrator stops: {failure}", level=logging.ERROR)
         return EXIT_FAILED

@@ -122,7 +122,8 @@ async def lead(
             if not await shell.settle(config.stop_grace_s):
                 say("a switch did not end in time; the next start takes it up", level=logging.WARNING,
                     groups=list(core.unsettled()))
-            await asyncio.wait([failing, asyncio.create_task(writer.drained())], return_when=asyncio.FIRST_COMPLETED)
+            drained = shell.spawn(writer.drained(), "last writes")
+            await asyncio.wait([failing, drained], return_when=asyncio.FIRST_COMPLETED)
         service.end_all()
         await listener.stop(LAST_ANSWERS_S)
         return failing.result() if failing.done() else None

@@ -14,9 +14,12 @@ START_TIMEOUT_S = 30.0
 class OrchestratorProcess:
     """`python -m orchestrator` with these arguments; `lines` holds what it logged so far."""
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], env: Mapping[str, str] | None = None, first_path: str = ""
+    ) -> None:
         self.arguments = list(arguments)
         self.env = dict(env or {})
+        self.first_path = first_path
         self.lines: list[dict[str, Any]] = []
         self.process: asyncio.subprocess.Process | None = None
         self._grew = asyncio.Condition()
@@ -34,7 +37,7 @@ class OrchestratorProcess:
     async def spawn(self) -> None:
         """Start it and do not wait."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("TIMESLICE_")}
-        paths = os.pathsep.join(p for p in sys.path if p)
+        paths = os.pathsep.join(p for p in [self.first_path, *sys.path] if p)
         self.lines, self.errors, self._is_silent = [], "", False
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "orchestrator", *self.arguments,

@@ -131,3 +131,19 @@ async def test_it_says_where_it_listens_and_serves_loopback_too(tmp_path: Path) 
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "run" / "o.sock").stat().st_mode & 0o077 == 0
     assert await process.terminate() == 0
+
+
+async def test_a_failure_inside_is_logged_with_what_happened_before_it(tmp_path: Path) -> None:
+    """A library that breaks under the orchestrator, as a bug of its own would: one log, exit status 1."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from orchestrator.core import orchestrator\n"
+        "def broken(self, event, now): raise RuntimeError('broken core')\n"
+        "orchestrator.Orchestrator.handle = broken\n")
+    process = OrchestratorProcess(
+        ["--listen", f"unix:{tmp_path}/o.sock", "--state-dir", f"{tmp_path}/s"], first_path=str(tmp_path))
+    await process.spawn()
+    assert await process.ended() == 1
+    assert process.errors == ""
+    assert [line["msg"] for line in process.lines][-1].startswith("orchestrator failed")
+    assert "broken core" in process.lines[-1]["exception"]
+    assert "Started" in process.lines[0]["event"]
