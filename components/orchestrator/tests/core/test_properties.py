@@ -37,6 +37,8 @@ SHRINKS = os.environ.get("CORE_SHRINK", "1") == "1"
 JOBS = ["a", "b", "c"]
 jobs = st.sampled_from(JOBS)
 pick = st.integers(0, 1_000_000)
+flows = st.sampled_from(["all", "all", "all", "messages", "messages", "some", "none"])
+"""How much of what follows from a step happens before the next one."""
 
 
 class HostileWorld(RuleBasedStateMachine):
@@ -49,19 +51,42 @@ class HostileWorld(RuleBasedStateMachine):
         self.sessions: dict[str, str] = {}
         self.requests: list[tuple[str, str, str, str | None]] = []
         self.tokens: dict[str, dict[int, str]] = {}
-        self.evicted: set[tuple[str, str]] = set()
+        self.evicted: set[tuple[str, str, str]] = set()
 
     @property
     def w(self) -> World:
         assert self.world is not None
         return self.world
 
-    @initialize(nodes=st.integers(1, 3), groups=st.integers(1, 2))
-    def begin(self, nodes: int, groups: int) -> None:
+    @initialize(nodes=st.integers(1, 3), groups=st.integers(1, 2), warm=st.booleans(), flow=flows)
+    def begin(self, nodes: int, groups: int, warm: bool, flow: str) -> None:
         self.world = World(nodes, [f"g{index}" for index in range(1, groups + 1)])
         self.world.on_grant = self.granted
         for job in JOBS:
             self.open_session(job)
+        if warm:
+            self.warm_up()
+        self.flow(flow)
+
+    def warm_up(self) -> None:
+        """Every job has had its turn in every group: c holds, the others are saved."""
+        self.w.settle()
+        for config in self.w.configs:
+            for job in JOBS:
+                self.acquire(job, self.w.configs.index(config), True, True, None, "all")
+                self.start_processes_of_the_holder(self.w.configs.index(config), "all")
+                if job != JOBS[-1]:
+                    self.give_back_the_lease(self.w.configs.index(config), "all")
+
+    def flow(self, flow: str) -> None:
+        match flow:
+            case "all":
+                self.w.settle()
+            case "messages":
+                self.w.settle(working=False)
+            case "some":
+                for channel in self.w.deliverable()[:3]:
+                    self.w.deliver(channel)
 
     def open_session(self, job: str) -> None:
         name = self.sessions.get(job, f"{job}-0")
@@ -131,24 +156,35 @@ class HostileWorld(RuleBasedStateMachine):
             self.w.post(("stream", event.node), lambda: self.w.handle(event))
 
     @precondition(lambda self: self.world is not None)
-    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 2.5, 11.0, 31.0, 150.0]))
-    def let_time_pass(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 2.5, 11.0, 31.0, 150.0]), flow=flows)
+    def let_time_pass(self, seconds: float, flow: str) -> None:
         self.w.now += seconds
         if self.w.wake_at is not None and self.w.wake_at <= self.w.now:
             self.w.wake_at = None
             self.w.handle(ev.Woken())
+        self.flow(flow)
 
     # ------------------------------------------------------------ clients
 
     @precondition(lambda self: self.world is not None)
-    @rule(job=jobs, which=pick, has_session=st.booleans(), is_named=st.booleans(), wait=st.sampled_from([None, 0.5]))
-    def acquire(self, job: str, which: int, has_session: bool, is_named: bool, wait: float | None) -> None:
+    @rule(
+        job=jobs,
+        which=pick,
+        has_session=st.booleans(),
+        is_named=st.booleans(),
+        wait=st.sampled_from([None, None, 0.5]),
+        flow=flows,
+    )
+    def acquire(
+        self, job: str, which: int, has_session: bool, is_named: bool, wait: float | None, flow: str
+    ) -> None:
         group = str(self.w.core.group_ids()[which % len(self.w.configs)])
         session = self.sessions[job] if has_session else None
         request = f"r{len(self.requests)}" if is_named else None
         if request is not None:
             self.requests.append((request, job, group, session))
         self.w.send_ask(job, group, request, session, wait)
+        self.flow(flow)
 
     @precondition(lambda self: self.world is not None and self.requests)
     @rule(which=pick)
@@ -189,12 +225,23 @@ class HostileWorld(RuleBasedStateMachine):
             assert answer is not None or token, "an answer by job alone needs no record"
 
     @precondition(lambda self: self.world is not None)
-    @rule(which=pick)
-    def give_back_the_lease(self, which: int) -> None:
+    @rule(which=pick, flow=flows)
+    def give_back_the_lease(self, which: int, flow: str) -> None:
         group = str(self.w.core.group_ids()[which % len(self.w.configs)])
         lease = self.w.view(group).lease
         if lease is not None:
             self.w.send_give(lease.job, group, lease.token)
+        self.flow(flow)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick, flow=flows)
+    def hand_on(self, which: int, flow: str) -> None:
+        """The holder yields while another job waits."""
+        group = str(self.w.core.group_ids()[which % len(self.w.configs)])
+        lease = self.w.view(group).lease
+        others = [job for job in JOBS if lease is None or job != lease.job]
+        self.acquire(others[which % len(others)], which, True, True, None, "messages")
+        self.give_back_the_lease(which, flow)
 
     @precondition(lambda self: self.world is not None)
     @rule(job=jobs, closes=st.booleans())
@@ -216,7 +263,7 @@ class HostileWorld(RuleBasedStateMachine):
         call = self.w.call()
         self.w.handle(ev.EvictRequested(call=call, group=group, action=action, job=JobId(job)))
         if action is EvictAction.END_LEASE and self.w.answers[call].evicted is not None:
-            self.evicted.add((str(group), job))
+            self.evicted.update((str(node), str(group), job) for node in self.w.node_ids)
 
     # ------------------------------------------------------------ processes
 
@@ -230,12 +277,13 @@ class HostileWorld(RuleBasedStateMachine):
                 self.w.agents[name].appear(JobId(job), group, [100 + JOBS.index(job)], size=40)
 
     @precondition(lambda self: self.world is not None)
-    @rule(which=pick)
-    def start_processes_of_the_holder(self, which: int) -> None:
+    @rule(which=pick, flow=flows)
+    def start_processes_of_the_holder(self, which: int, flow: str) -> None:
         group = self.w.core.group_ids()[which % len(self.w.configs)]
         lease = self.w.view(str(group)).lease
         if lease is not None:
             self.start_processes(str(lease.job), which, 0, True)
+        self.flow(flow)
 
     @precondition(lambda self: self.world is not None)
     @rule(job=jobs, which=pick, node=pick, everywhere=st.booleans())
@@ -347,8 +395,9 @@ class HostileWorld(RuleBasedStateMachine):
 
     def granted(self, lease: Lease) -> None:
         """A reply leaves: it is recorded, its token rises, and is that of the newest lease."""
-        record = self.w.store.records[lease.group]
-        assert record.lease is not None, "a grant left without a record"
+        record = self.w.store.records.get(lease.group)
+        assert record is not None, "a grant left without a record"
+        assert record.lease is not None, "a grant left without a recorded lease"
         assert record.lease.token == lease.token
         tokens = self.tokens.setdefault(str(lease.group), {})
         assert tokens.setdefault(lease.token, str(lease.job)) == lease.job, "two jobs have one token"
@@ -364,14 +413,17 @@ class HostileWorld(RuleBasedStateMachine):
             for agent in self.w.agents.values():
                 seen = group.site.nodes[self.w.node_ids.index(agent.node)]
                 for context in agent.contexts.values():
+                    if context.group == group.id and context.job == resident == group.site.resident:
+                        context.is_tame |= seen.context(group.id, context.job) is not None
                     if context.group != group.id or not context.is_free() or context.job == resident:
-                        self.evicted -= {(str(context.group), str(context.job))} if context.locked else set()
+                        if not context.is_free():
+                            self.evicted.discard((str(agent.node), str(context.group), str(context.job)))
                         continue
                     view = seen.context(group.id, context.job)
                     is_unseen = view is None or view.state is not ContextState.RUNNING or not seen.is_connected
                     is_next = group.holding is not None and group.holding.lease.job == context.job
                     is_noticed = context.job in group.intruders or is_next
-                    is_evicted = (str(group.id), str(context.job)) in self.evicted
+                    is_evicted = (str(agent.node), str(group.id), str(context.job)) in self.evicted
                     assert (not context.is_tame and (is_unseen or is_noticed)) or is_evicted, (
                         f"{context.job} runs on {agent.node} without the lease (last holder: {resident})"
                     )

@@ -1,4 +1,4 @@
-"""Row 45: a job on three nodes, of whose snapshots each ends in one of five ways. Nobody ever runs on some nodes only."""
+"""Row 45: a job on three nodes, of whose snapshots each ends in one of five ways: nobody ever runs on some only."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Context:
     is_unlockable: bool = False
     by_operation: OperationId | None = None
     is_tame: bool = False
-    """It was locked once: from then on it runs only where the orchestrator let it."""
+    """It was locked once, or known while its job held the lease: from then on it runs only when it is let."""
 
     def is_free(self) -> bool:
         """Tell whether its processes can touch the device."""
