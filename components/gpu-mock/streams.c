@@ -65,7 +65,7 @@ struct CUstream_st *new_stream(CUcontext context, unsigned flags, bool is_legacy
 
 static struct CUstream_st *legacy_of(CUcontext context) {
     for (struct CUstream_st *at = streams; at; at = at->next)
-        if (at->context == context && at->is_legacy) return at;
+        if (at->context == context && at->is_legacy && !at->is_destroyed) return at;
     return new_stream(context, 0, true);
 }
 
@@ -75,22 +75,27 @@ struct CUstream_st *resolve_stream(CUcontext context, CUstream handle, bool per_
     bool is_own = handle == CU_STREAM_PER_THREAD || !handle;
     unsigned own_id = own_stream_ids[context->ordinal];
     for (struct CUstream_st *at = streams; at; at = at->next)
-        if (is_own ? at->id == own_id && at->context == context : at == handle) return at;
+        if (!at->is_destroyed && (is_own ? at->id == own_id && at->context == context : at == handle)) return at;
     if (!is_own) return NULL;
     struct CUstream_st *made = new_stream(context, 0, false);
     if (made) own_stream_ids[context->ordinal] = made->id;
     return made;
 }
 
-void unlink_stream(struct CUstream_st *stream) {
+static void forget_stream(struct CUstream_st *stream) {
     for (struct CUstream_st **at = &streams; *at; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
             break;
         }
-    stream->is_destroyed = true;
-    pthread_cond_signal(&stream->wake);  // its worker ends when its work is done
     drop_stream(stream);
+}
+
+void unlink_stream(struct CUstream_st *stream) {
+    if (stream->is_destroyed) return;
+    stream->is_destroyed = true;
+    if (!stream->has_worker) forget_stream(stream);
+    else pthread_cond_signal(&stream->wake);  // it stays in the list, to be waited for, until its worker has done its work
 }
 
 void unlink_event(struct CUevent_st *event) {
@@ -152,6 +157,7 @@ static void *serve_stream(void *argument) {
         gate_poke();
         pthread_mutex_lock(&engine);
     }
+    forget_stream(stream);
     drop_stream(stream);
     pthread_mutex_unlock(&engine);
     return NULL;

@@ -51,7 +51,7 @@ extern pthread_mutex_t engine;
 struct CUstream_st *new_stream(CUcontext context, unsigned flags, bool is_legacy);
 // The stream that a handle means, or NULL.
 struct CUstream_st *resolve_stream(CUcontext context, CUstream handle, bool per_thread);
-void unlink_stream(struct CUstream_st *stream);  // its worker ends when its work is done
+void unlink_stream(struct CUstream_st *stream);  // destroyed: no handle any more; its work goes on
 void drop_stream(struct CUstream_st *stream);    // one reference less
 void add_event(struct CUevent_st *event);
 bool is_event(CUevent handle);
