@@ -31,7 +31,6 @@ from typing import Any
 
 from cuda.bindings import driver
 from cuda.bindings.driver import CUresult
-
 from mock_actor import Struct
 
 SHT_DYNSYM, STT_FUNC = 11, 2  # ELF

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 from cuda.bindings.driver import CUevent_flags, CUresult, CUstream_flags
 from kernels import Kernels
-
 from mock_node import MockNode, MockProcess
 
 NOT_READY = CUresult.CUDA_ERROR_NOT_READY
