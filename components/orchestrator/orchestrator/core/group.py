@@ -265,7 +265,7 @@ class Group:
         if len(kept) == len(self.site.nodes):
             return
         lost = sorted({job for other in self.site.nodes if other.id == node for job in other.contexts(self.id)})
-        for outcome in self.site.operations.forget_node(node):
+        for outcome in self.site.operations.forget_node(node, now):
             self.note(outcome, now)
         self.site.nodes = kept
         self.site.publish("node_forgotten", node=node)
@@ -295,6 +295,8 @@ class Group:
             for other in self.site.operations.on(operation.node):
                 if other.after == operation.id:
                     self.site.publish("restore_started", other.job, other.node)
+        if outcome.end is End.INDETERMINATE:
+            self.site.indeterminate[(operation.node, operation.job)] = outcome.error
         if outcome.end in (End.DONE, End.GONE):
             self.site.succeeded((operation.node, operation.job, operation.kind))
         if self.switch is not None:

@@ -215,7 +215,7 @@ class Operations:
             return None
         self._answered(operation.node)
         outcome = self._outcome(operation, result)
-        self._finish(operation, outcome.end)
+        self._finish(operation, outcome.end, now)
         return outcome
 
     def lock_changed(self, id_: OperationId, is_locked: bool, now: float) -> Outcome | None:
@@ -228,7 +228,7 @@ class Operations:
         view = self._view(operation)
         if view is not None:
             self._nodes[operation.node].conclude(replace(view, locked=is_locked))
-        self._finish(operation, End.DONE)
+        self._finish(operation, End.DONE, now)
         return Outcome(operation, End.DONE)
 
     def call_failed(self, id_: OperationId, kind: AgentErrorKind, error: str, now: float) -> Outcome | None:
@@ -243,14 +243,14 @@ class Operations:
                 return self._unanswered(operation, error, now)
             case AgentErrorKind.REFUSED | AgentErrorKind.UNSUPPORTED:
                 end = End.LOST if self._follows_failure(operation) else End.FAILED
-                self._finish(operation, end)
+                self._finish(operation, end, now)
                 return Outcome(operation, end, error)
             case AgentErrorKind.GONE:
                 self._nodes[operation.node].forget(self._group, operation.job)
-                self._finish(operation, End.GONE)
+                self._finish(operation, End.GONE, now)
                 return Outcome(operation, End.GONE, error)
             case AgentErrorKind.STALE:
-                self._finish(operation, End.STALE)
+                self._finish(operation, End.STALE, now)
                 return Outcome(operation, End.STALE, error)
             case _:
                 assert_never(kind)
@@ -268,15 +268,15 @@ class Operations:
         if operation is None:
             return None
         self._answered(operation.node)
-        self._finish(operation, End.LOST)
+        self._finish(operation, End.LOST, now)
         return Outcome(operation, End.LOST, "the agent knows no such operation")
 
-    def context_gone(self, node: NodeId, job: JobId) -> Outcome | None:
+    def context_gone(self, node: NodeId, job: JobId, now: float) -> Outcome | None:
         """The context of an operation is absent now, so nothing else can become of it."""
         operation = self._by_context.get((node, job))
         if operation is None:
             return None
-        self._finish(operation, End.GONE)
+        self._finish(operation, End.GONE, now)
         return Outcome(operation, End.GONE, "the context's processes have ended")
 
     def node_observed(self, node: NodeId, now: float) -> list[Outcome]:
@@ -288,7 +288,7 @@ class Operations:
                 self._out.append(QueryOperation(node, operation.id))
                 self._set_deadline(operation, self._settings.answer_margin_s, now)
             else:
-                self._finish(operation, End.LOST)
+                self._finish(operation, End.LOST, now)
                 lost.append(Outcome(operation, End.LOST, "the agent's stream broke"))
         return lost
 
@@ -306,11 +306,11 @@ class Operations:
             return None
         return self._unanswered(operation, "no answer in time", now)
 
-    def forget_node(self, node: NodeId) -> list[Outcome]:
+    def forget_node(self, node: NodeId, now: float) -> list[Outcome]:
         """A node is gone for good, and with it what was under way there."""
         gone = self.on(node)
         for operation in gone:
-            self._finish(operation, End.GONE)
+            self._finish(operation, End.GONE, now)
         self._pauses.pop(node, None)
         self.silent_since.pop(node, None)
         return [Outcome(operation, End.GONE, "the node is gone for good") for operation in gone]
@@ -326,14 +326,14 @@ class Operations:
         self._set_deadline(operation, timeout_s + self._settings.answer_margin_s, now)
         return operation
 
-    def _finish(self, operation: Operation, end: End) -> None:
+    def _finish(self, operation: Operation, end: End, now: float) -> None:
         del self._by_id[operation.id]
         del self._by_context[(operation.node, operation.job)]
         self._timers.cancel(Timer(self._group, "operation", operation.id))
-        if end is not End.DONE:
-            for other in self._by_id.values():
-                if other.after == operation.id:
-                    other.is_voided = True
+        for other in self._by_id.values():
+            if other.after == operation.id:
+                other.is_voided = end is not End.DONE
+                self._set_deadline(other, self._settings.operation_timeout_s + self._settings.answer_margin_s, now)
 
     def _outcome(self, operation: Operation, result: OperationResult) -> Outcome:
         node = self._nodes[operation.node]
@@ -370,7 +370,7 @@ class Operations:
         if operation.kind in (OperationKind.SNAPSHOT, OperationKind.RESTORE):
             self._set_deadline(operation, until_s - now, now)  # then it is asked for
             return None
-        self._finish(operation, End.LOST)
+        self._finish(operation, End.LOST, now)
         return Outcome(operation, End.LOST, error)
 
     def _answered(self, node: NodeId) -> None:

@@ -371,7 +371,7 @@ class Orchestrator:
             case ContextGone(_, job, name):
                 node.forget(name, job)
                 if name in self._groups:
-                    self._note(name, self._groups[name].site.operations.context_gone(node.id, job), now)
+                    self._note(name, self._groups[name].site.operations.context_gone(node.id, job, now), now)
                 self._end_sessions(self._sessions.context_changed(job, now), now)
             case AcceleratorChanged(_, accelerator):
                 before = node.accelerators.get(accelerator.accelerator)

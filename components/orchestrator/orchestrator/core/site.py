@@ -57,6 +57,8 @@ class Site:
     faults: dict[JobId, str] = field(default_factory=dict)
     new_faults: list[JobId] = field(default_factory=list)
     blocked_since: dict[JobId, float] = field(default_factory=dict)
+    indeterminate: dict[tuple[NodeId, JobId], str] = field(default_factory=dict)
+    """Contexts of which the driver has not said how an operation ended, and what the agent said of that."""
     pauses: dict[ContextCall, float] = field(default_factory=dict)
     failures: dict[ContextCall, int] = field(default_factory=dict)
 

@@ -111,8 +111,9 @@ def _conditions(group: Group, settings: CoreSettings, sessions: Sessions, now: f
                 found.append(Condition(ConditionKind.UNEXPLAINED, f"node {node.id!r}, job {job!r}: {context.reason}",
                                        node.since_s, (job,),
                                        "Restart the job's processes, or evict with ACTION_CLEAR_FAULT."))
-            elif context.state is ContextState.TRANSITIONING and context.reason:
-                found.append(Condition(ConditionKind.INDETERMINATE, f"node {node.id!r}, job {job!r}: {context.reason}",
+            elif context.state is ContextState.TRANSITIONING and (node.id, job) in site.indeterminate:
+                error = site.indeterminate[(node.id, job)]
+                found.append(Condition(ConditionKind.INDETERMINATE, f"node {node.id!r}, job {job!r}: {error}",
                                        group.state_since_s, (job,),
                                        "Nothing can be done before the driver answers, except to end the processes."))
     if group.ledger.failure is not None:

@@ -26,7 +26,9 @@ from orchestrator.core.types import (
     Lease,
     NodeId,
     OperationId,
+    ProcessRef,
     RefusalCode,
+    SessionId,
 )
 from world import World
 
@@ -91,11 +93,11 @@ class HostileWorld(RuleBasedStateMachine):
     def open_session(self, job: str) -> None:
         name = self.sessions.get(job, f"{job}-0")
         stream = self.w.call()
-        processes = tuple(ev.ProcessRef(node, 100 + JOBS.index(job)) for node in self.w.node_ids)
+        processes = tuple(ProcessRef(node, 100 + JOBS.index(job)) for node in self.w.node_ids)
         self.w.handle(
             ev.SessionRenewed(
                 stream=stream,
-                session=ev.SessionId(name),
+                session=SessionId(name),
                 job=JobId(job),
                 processes=processes,
             )
@@ -452,10 +454,10 @@ class HostileWorld(RuleBasedStateMachine):
             while self.resolve(0, True):
                 self.w.settle()
         for call in sorted(self.w.open_calls):
-            group = next(
+            name = next(
                 str(group.id) for group in self.w.core.groups() for waiter in group.queue if call in waiter.calls
             )
-            assert "Blocked" in self.w.conditions(group), f"call {call} waits for ever: {self.story(group)}"
+            assert "Blocked" in self.w.conditions(name), f"call {call} waits for ever: {self.story(name)}"
         self.only_the_last_holder_can_touch_the_device()
         for group in self.w.core.groups():
             stuck = {job for job, trouble in group.site.troubles.items() if trouble.cannot_lock}
