@@ -218,7 +218,6 @@ CUresult start_helpers(void) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, 256 * 1024);
     bool fine = pthread_create(&thread, &attributes, serve_queries, NULL) == 0 &&
                 pthread_create(&thread, &attributes, serve_operations, NULL) == 0;
     pthread_attr_destroy(&attributes);

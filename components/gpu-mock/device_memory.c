@@ -106,9 +106,11 @@ bool memory_is_handle(CUdeviceptr handle) {
 }
 
 bool memory_is_device_pointer(CUdeviceptr pointer) {
-    for (int i = 0; i < GM_MAX_DEVICES; i++)
-        if (pointer >= ranges[i].begin && pointer < ranges[i].end) return true;
-    return false;
+    bool is_inside = false;
+    pthread_rwlock_rdlock(&memory);
+    for (int i = 0; i < GM_MAX_DEVICES; i++) is_inside = is_inside || (pointer >= ranges[i].begin && pointer < ranges[i].end);
+    pthread_rwlock_unlock(&memory);
+    return is_inside;
 }
 
 // Under gm_lock: notes where the extents of this allocation are.

@@ -23,6 +23,8 @@ API CUresult cuGetProcAddress_v2(const char *symbol, void **function, int versio
 #undef Y
 #undef N
 
+enum { FIRST_PER_THREAD = 7000 };  // the suffixed variants came with CUDA 7
+
 // Any call: it takes its arguments from registers and leaves them alone.
 static CUresult not_supported(void) { return CUDA_ERROR_NOT_SUPPORTED; }
 
@@ -58,7 +60,7 @@ API CUresult cuGetProcAddress_v2(const char *symbol, void **function, int versio
                   : is_known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     if (version > driver) return CUDA_ERROR_INVALID_VALUE;
     if (!found) return CUDA_SUCCESS;
-    const bool own = flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM && found->per_thread;
+    const bool own = flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM && found->per_thread && version >= FIRST_PER_THREAD;
     entry_point *chosen = own ? found->per_thread : found->plain;
     memcpy(function, &chosen, sizeof chosen);
     return CUDA_SUCCESS;

@@ -86,6 +86,13 @@ STREAM_VARIANTS(cuStreamGetFlags, (CUstream stream, unsigned *flags), stream_get
 STREAM_VARIANTS(cuStreamGetPriority, (CUstream stream, int *priority), stream_get, (stream, PER_THREAD, FIELD_PRIORITY, priority))
 STREAM_VARIANTS(cuStreamGetId, (CUstream stream, unsigned long long *id), stream_get, (stream, PER_THREAD, FIELD_ID, id))
 STREAM_VARIANTS(cuStreamGetCtx, (CUstream stream, CUcontext *context), stream_get, (stream, PER_THREAD, FIELD_CONTEXT, context))
+
+static CUresult stream_get_context(CUstream stream, CUcontext *context, void **green_context, bool per_thread) {
+    if (green_context) *green_context = NULL;  // there are none here
+    return stream_get(stream, per_thread, FIELD_CONTEXT, context);
+}
+STREAM_VARIANTS(cuStreamGetCtx_v2, (CUstream stream, CUcontext *context, void **green_context), stream_get_context,
+                   (stream, context, green_context, PER_THREAD))
 STREAM_VARIANTS(cuStreamGetDevice, (CUstream stream, CUdevice *device), stream_get, (stream, PER_THREAD, FIELD_DEVICE, device))
 
 // ---- events

@@ -172,7 +172,6 @@ static bool start_worker(struct CUstream_st *stream) {
     pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are for its own threads
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&detached, 256 * 1024);
     stream->has_worker = pthread_create(&thread, &detached, serve_stream, stream) == 0;
     pthread_attr_destroy(&detached);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
