@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from orchestrator.core.types import Epoch, OperationId
+from orchestrator.core.types import Epoch, GroupId, OperationId
 
 
 class Identifiers:
@@ -14,6 +14,8 @@ class Identifiers:
         self._epoch = epoch
         self._operations = 0
         self._jitters = 0
+        self.owners: dict[OperationId, GroupId] = {}
+        """Whose each operation under way is, so that an answer is brought to its group without asking the others."""
 
     def operation(self, kind: str) -> OperationId:
         """Return an operation id that no orchestrator of this store has used."""

@@ -127,10 +127,6 @@ class Operations:
         """Return what is under way on a node."""
         return [operation for operation in self._by_id.values() if operation.node == node]
 
-    def knows(self, operation: OperationId) -> bool:
-        """Tell whether this operation is one of this group's and under way."""
-        return operation in self._by_id
-
     def can_call(self, node: NodeId, now: float) -> bool:
         """Tell whether a new call to this node's agent makes sense now."""
         return self._nodes[node].is_connected and now >= self._pauses.get(node, (0.0, 0))[0]
@@ -323,11 +319,13 @@ class Operations:
         operation = Operation(self._ids.operation(kind), kind, node, job, now, before)
         self._by_context[(node, job)] = operation
         self._by_id[operation.id] = operation
+        self._ids.owners[operation.id] = self._group
         self._set_deadline(operation, timeout_s + self._settings.answer_margin_s, now)
         return operation
 
     def _finish(self, operation: Operation, end: End, now: float) -> None:
         del self._by_id[operation.id]
+        del self._ids.owners[operation.id]
         del self._by_context[(operation.node, operation.job)]
         self._timers.cancel(Timer(self._group, "operation", operation.id))
         for other in self._by_id.values():

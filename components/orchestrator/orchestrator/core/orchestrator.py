@@ -420,12 +420,11 @@ class Orchestrator:
         event: OperationEnded | OperationPending | OperationUnknown | Locked | Unlocked | AgentCallFailed,
         now: float,
     ) -> None:
-        for name in self._groups_by_node.get(event.node, ()):
-            operations = self._groups[name].site.operations
-            if operations.knows(event.operation):
-                break
-        else:
+        assert self._common is not None, "Started comes first"
+        name = self._common.ids.owners.get(event.operation)
+        if name is None:
             return  # of an earlier epoch, or a repeated message
+        operations = self._groups[name].site.operations
         outcome: Outcome | None = None
         match event:
             case OperationEnded(_, operation, result):
