@@ -13,6 +13,7 @@ import mmap
 import os
 import pickle
 import queue
+import resource
 import socket
 import sys
 import threading
@@ -36,6 +37,9 @@ class Struct:
 
     def build(self) -> Any:
         made = getattr(driver, self.kind)()
+        if "raw" in self.fields:  # the whole of it, as bytes
+            ctypes.memmove(made.getPtr(), self.fields["raw"], len(self.fields["raw"]))
+            return made
         for name, value in self.fields.items():
             setattr(made, name, to_driver(value))
         return made
@@ -113,7 +117,7 @@ class Actor:
             "host": self._new_host, "peek": ctypes.string_at, "poke": self._poke, "fork": self._fork, "raw": self._raw,
             "thread_id": threading.get_native_id, "own_pid": os.getpid, "loaded": self._loaded, "entry": self._entry,
             "callback": self._callback, "per_thread": self._per_thread, "repeat": self._repeat,
-            "map_file": self._map_file,
+            "map_file": self._map_file, "limit_file_size": self._limit_file_size, "become": self._become,
         }  # fmt: skip
         return special[name](*arguments)
 
@@ -123,6 +127,16 @@ class Actor:
         view = held if isinstance(held, ctypes.Array) else (ctypes.c_char * len(held)).from_buffer(held)
         self._host[ctypes.addressof(view)] = view
         return ctypes.addressof(view)
+
+    @staticmethod
+    def _limit_file_size(size: int) -> None:
+        """Writes of this process beyond `size` of any file fail from now on; -1: no limit."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    def _become(self, command: list[str]) -> None:
+        """Replace this process by another program."""
+        os.set_inheritable(self._channel.fileno(), False)
+        os.execvp(command[0], command)
 
     @staticmethod
     def _poke(address: int, content: bytes) -> None:

@@ -31,6 +31,7 @@ from typing import Any
 
 from cuda.bindings import driver
 from cuda.bindings.driver import CUresult
+
 from mock_actor import Struct
 
 SHT_DYNSYM, STT_FUNC = 11, 2  # ELF
@@ -42,6 +43,8 @@ DOCUMENTED_FOR_ALL_CALLS = {
     CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,  # "may also return error codes from previous, asynchronous launches"
     CUresult.CUDA_ERROR_INVALID_HANDLE,  # "a resource handle passed to the API call was not valid"
     CUresult.CUDA_ERROR_INVALID_IMAGE,  # "the device kernel image is invalid"
+    CUresult.CUDA_ERROR_NO_DEVICE,  # "no CUDA-capable devices were detected by the installed CUDA driver"
+    CUresult.CUDA_ERROR_OPERATING_SYSTEM,  # "an OS call failed"
 }
 """What the text of the enum says of any call, in the documentation of CUresult."""
 KNOWN_BEYOND_THE_DOCUMENTATION = {
@@ -220,7 +223,15 @@ class MockProcess(MockThread):
         return value
 
     def signal(self, number: signal.Signals) -> None:
+        """Send it; after a SIGSTOP, return when all threads have stopped (one that has not may still serve a call)."""
         os.kill(self.pid, number)
+        deadline = time.monotonic() + REPLY_TIMEOUT_S
+        while number == signal.SIGSTOP and not self._is_stopped():
+            assert time.monotonic() < deadline, "does not stop"
+
+    def _is_stopped(self) -> bool:
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
     def kill(self, reap: bool = True) -> None:
         """SIGKILL; without `reap` the process stays a zombie until the node is closed."""

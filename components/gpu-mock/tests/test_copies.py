@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUresult
+
 from mock_node import MockNode, MockProcess
 
 KIB = 1 << 10

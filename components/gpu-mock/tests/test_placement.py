@@ -1,0 +1,93 @@
+"""Which devices a process sees, where a restore puts it, and what happens at the limits of the machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from cuda.bindings.driver import CUresult
+
+from kernels import Kernels
+from mock_actor import Struct
+from mock_node import MockNode, MockProcess, ProcessEnded
+
+KIB, MIB = 1 << 10, 1 << 20
+INVALID_VALUE = CUresult.CUDA_ERROR_INVALID_VALUE
+
+
+@pytest.mark.parametrize(
+    ("visible", "sizes"),
+    [("0", [0]), ("1,0", [1, 0]), ("1", [1]), ("2,7,0", [2]), ("UUID 1", [1]), ("UUID 2,0", [2, 0])],
+)
+def test_visible_devices(new_node: Callable[..., MockNode], visible: str, sizes: list[int]) -> None:
+    node = new_node("3x1MiB")
+    uuids = [device["uuid"] for device in json.loads(node.control("show", "--json"))["devices"]]
+    for index in range(3):
+        visible = visible.replace(f"UUID {index}", uuids[index])
+    process = node.process(environment={"CUDA_VISIBLE_DEVICES": visible})
+    assert process.ok.cuDeviceGetCount() == len(sizes)
+    seen = [process.ok.cuDeviceGetUuid(ordinal).hex() for ordinal in range(len(sizes))]
+    assert seen == [uuids[index].removeprefix("GPU-").replace("-", "") for index in sizes]
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "9", "nonsense"])
+def test_no_visible_device(new_node: Callable[..., MockNode], visible: str) -> None:
+    process = new_node("2x1MiB").process(device=None, environment={"CUDA_VISIBLE_DEVICES": visible})
+    assert process.code.cuInit(0) == CUresult.CUDA_ERROR_NO_DEVICE
+
+
+def used(node: MockNode) -> list[int]:
+    return [device["used_bytes"] for device in json.loads(node.control("show", "--json"))["devices"]]
+
+
+def restore_args(agent: MockProcess, *pairs: tuple[int, int]) -> Struct:
+    uuids = [agent.ok.cuDeviceGetUuid(device) for device in range(3)]
+    as_uuid = [Struct("CUuuid", raw=uuid) for uuid in uuids]
+    made = [Struct("CUcheckpointGpuPair", oldUuid=as_uuid[old], newUuid=as_uuid[new]) for old, new in pairs]
+    return Struct("CUcheckpointRestoreArgs", gpuPairs=made, gpuPairsCount=len(made))
+
+
+def test_restore_onto_another_gpu(new_node: Callable[..., MockNode]) -> None:
+    node = new_node("3x1MiB")
+    agent, target = node.process(device=None), node.process(device=0)
+    agent.ok.cuInit(0)
+    pointer = target.ok.cuMemAlloc(64 * KIB)
+    target.ok.cuMemsetD8(pointer, 0x66, 64 * KIB)
+    agent.ok.cuCheckpointProcessLock(target.pid, None)
+    agent.ok.cuCheckpointProcessCheckpoint(target.pid, None)
+    # Documented: "If an array of GPU UUID pairs is specified, it must contain every checkpointed GPU."
+    assert agent.code.cuCheckpointProcessRestore(target.pid, restore_args(agent, (1, 2))) == INVALID_VALUE
+    assert used(node) == [0, 0, 0]
+    agent.ok.cuCheckpointProcessRestore(target.pid, restore_args(agent, (0, 2), (2, 0)))
+    agent.ok.cuCheckpointProcessUnlock(target.pid, None)
+    assert used(node) == [0, 0, 64 * KIB]
+    back = target.host(64 * KIB)
+    target.ok.cuMemcpyDtoH(back, pointer, 64 * KIB)
+    assert target.peek(back, 64 * KIB) == b"\x66" * 64 * KIB
+    Kernels(target).busy(10)
+    target.ok.cuCtxSynchronize()
+    assert [line["device"] for line in node.journal() if line["kind"] == "kernel"] == [2]
+
+
+# ---- limits
+
+
+def test_full_machine_is_an_error_code_and_no_signal(node: MockNode) -> None:
+    """Device memory is a file: where its pages cannot be had, writing says so."""
+    process = node.process()
+    pointer = process.ok.cuMemAlloc(MIB)
+    process.limit_file_size(512 * KIB)
+    assert process.code.cuMemsetD8(pointer, 1, MIB) == CUresult.CUDA_ERROR_OPERATING_SYSTEM
+    process.limit_file_size(-1)
+    process.ok.cuMemFree(pointer)
+
+
+def test_process_that_replaces_itself_loses_what_it_had(new_node: Callable[..., MockNode]) -> None:
+    node = new_node("1x4MiB")
+    process, other = node.process(), node.process()
+    process.ok.cuMemAlloc(4 * MIB)
+    replaced = process.begin("become", ["sleep", "60"])
+    with pytest.raises(ProcessEnded):
+        replaced.result()
+    other.ok.cuMemFree(other.ok.cuMemAlloc(4 * MIB))
