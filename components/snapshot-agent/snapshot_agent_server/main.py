@@ -16,8 +16,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
-from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 from snapshot_agent_server import logs
 from snapshot_agent_server.api.service import SnapshotAgentService
 from snapshot_agent_server.config import AgentConfig, ConfigError, from_arguments

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
-
 from snapshot_agent_server import logs
 from snapshot_agent_server.api import messages
 from snapshot_agent_server.api.errors import RefusedCall

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from node_under_test import GPU, GPU1, FakeNode
 
 

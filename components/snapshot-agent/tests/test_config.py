@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from snapshot_agent_server.config import ConfigError, from_arguments, resolve_groups
 from snapshot_agent_server.core.ids import AcceleratorId
 from snapshot_agent_server.core.samples import DeviceSample

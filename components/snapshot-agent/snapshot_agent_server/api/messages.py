@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
-
 from snapshot_agent_server.core.contexts import ContextState, ContextView
 from snapshot_agent_server.core.fences import Fences
 from snapshot_agent_server.core.ids import ContextKey, GroupId

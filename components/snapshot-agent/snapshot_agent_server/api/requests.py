@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
-
 from snapshot_agent_server.api.errors import BadRequest, NotBuilt
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
 from snapshot_agent_server.core.operations import Kind

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import grpc
+
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
-
 from snapshot_agent_server.api import requests
 from snapshot_agent_server.api.errors import BadRequest, NotBuilt, RefusedCall, abort
 from snapshot_agent_server.api.messages import operation_response

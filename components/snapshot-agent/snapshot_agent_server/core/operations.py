@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from snapshot_agent_server.core.ids import ContextKey, OperationId, ProcessId
-from snapshot_agent_server.core.outcomes import DriverState, Verb
+from snapshot_agent_server.core.outcomes import STARTS_FROM, DriverState, Verb
 
 
 class Kind(StrEnum):
@@ -61,6 +61,12 @@ class Work:
     asks: int = 0
     """State queries in a row that said nothing."""
     retry_at: float = 0.0
+    abandoned: Verb | None = None
+    """A Checkpoint or Restore that did not answer. While the driver shows the state from which it starts, it may be
+    under way in the target still: only a call that the driver answers settles that."""
+
+    def is_open(self, state: DriverState) -> bool:
+        return self.abandoned is not None and state is STARTS_FROM[self.abandoned]
 
 
 @dataclass(slots=True)
@@ -85,7 +91,8 @@ class Operation:
     error: str = ""
     is_timeout: bool = False
     """The reason to go back was time alone: if the driver says that the target was reached, it was."""
-    had_abandoned: bool = False
+    abandoned_at: float | None = None
+    """When a driver call of it, other than a state query, was abandoned for the first time."""
     admitted_before: dict[str, str | None] = field(default_factory=dict)
     """Per group: who was admitted when it started; a rollback restores it."""
     started_at: float | None = None

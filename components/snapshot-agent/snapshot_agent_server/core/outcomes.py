@@ -41,6 +41,13 @@ RESULT_OF = {
     Verb.UNLOCK: DriverState.RUNNING,
 }
 
+STARTS_FROM = {
+    Verb.LOCK: DriverState.RUNNING,
+    Verb.CHECKPOINT: DriverState.LOCKED,
+    Verb.RESTORE: DriverState.CHECKPOINTED,
+    Verb.UNLOCK: DriverState.LOCKED,
+}
+
 
 class Code(IntEnum):
     """The CUresults that we act upon; any other is taken for a flake. Source: cuda.h, enum cudaError_enum."""

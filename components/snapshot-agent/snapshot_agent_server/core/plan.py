@@ -49,6 +49,7 @@ def plan(operation: Operation, processes: Iterable[ProcessRecord], now: float) -
     """`processes`: those of the operation that still live, in a stable order."""
     open_: list[_Open] = []
     unsettled: list[_Open] = []
+    back: list[_Open] = []
     for process in processes:
         work = operation.work[process.id]
         if process.state in (DriverState.NONE, DriverState.FAILED) and work.in_flight is None:
@@ -56,8 +57,7 @@ def plan(operation: Operation, processes: Iterable[ProcessRecord], now: float) -
         goal = operation.goal(work, process.state)
         if not process.state.is_settled or work.in_flight is not None:
             unsettled.append((process, work, goal))
-        if process.state is not goal:
-            open_.append((process, work, goal))
+        (back if process.state is goal else open_).append((process, work, goal))
     lock = [o for o in open_ if o[0].state is DriverState.RUNNING]
     if unsettled:
         # Locks go out together; everything else waits until the driver has said where each process is.
@@ -78,6 +78,10 @@ def plan(operation: Operation, processes: Iterable[ProcessRecord], now: float) -
         return _start(restore[:1], now, {restore[0][0].id: Verb.RESTORE}, need)
     if open_:
         return _start(open_, now, {o[0].id: Verb.UNLOCK for o in open_})
+    for process, work, goal in back:
+        # Where it shall be, as it seems, but an abandoned call may move it yet: the same call again settles that.
+        if work.abandoned is not None and work.is_open(process.state):
+            return _start([(process, work, goal)], now, {process.id: work.abandoned}, dict(process.saved))
     return Reached()
 
 

@@ -19,7 +19,7 @@ from snapshot_agent_server.core.events import Answered, Requested
 from snapshot_agent_server.core.fences import Fences
 from snapshot_agent_server.core.ids import ContextKey, OperationId
 from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status
-from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.outcomes import DriverState, Verb
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.registry import Registry
 from snapshot_agent_server.core.runner import Runner
@@ -136,6 +136,10 @@ class Queue:
             if not operation.is_ended:
                 for work in operation.work.values():
                     work.in_flight = None
+                    if operation.kind.moves_memory:
+                        # What the earlier agent had asked of the driver last may be under way still.
+                        is_snapshot = operation.kind is Kind.SNAPSHOT
+                        work.abandoned = Verb.CHECKPOINT if is_snapshot else Verb.RESTORE
                 self.active[operation.id] = operation
 
     def heal(self, keys: Iterable[ContextKey], now: float) -> list[Effect]:

@@ -73,7 +73,7 @@ class Runner:
     def wake_at(self, operation: Operation, now: float) -> float | None:
         """When `advance` must be called again if nothing happens before."""
         settings = self._settings
-        times = [operation.deadline, operation.deadline + settings.grace_s]
+        times = [operation.deadline, self._indeterminate_at(operation)]
         times.append(operation.deadline + settings.rollback_timeout_s)
         times += [work.retry_at for work in operation.work.values() if work.in_flight is None]
         return min((time for time in times if time > now), default=None)
@@ -124,13 +124,17 @@ class Runner:
             if operation.work[record.id].before in RETURNABLE
         )
 
+    def _indeterminate_at(self, operation: Operation) -> float:
+        """Past its deadline, and with time for the driver to answer after a call was abandoned."""
+        return max(operation.deadline, operation.abandoned_at or 0.0) + self._settings.grace_s
+
     def _early_result(self, operation: Operation, records: list[ProcessRecord], now: float) -> Result | None:
         """Past the deadline, while the operation is not over: does the caller get an answer now?"""
         settings = self._settings
         in_flight = any(work.in_flight is not None for work in operation.work.values())
         is_unsettled = any(not record.state.is_settled for record in records)
-        if operation.had_abandoned or is_unsettled:
-            if now >= operation.deadline + settings.grace_s and operation.result is None:
+        if operation.abandoned_at is not None or is_unsettled:
+            if now >= self._indeterminate_at(operation) and operation.result is None:
                 named = ", ".join(str(record.id.pid) for record in records)
                 text = (
                     f"{operation.error or _deadline_text(operation)}; the driver has not said how it ended for process"
@@ -223,6 +227,9 @@ class Runner:
                 work.asks = 0
                 if verb is not Verb.STATE:
                     work.attempts = 0
+                    work.abandoned = None
+                elif not work.is_open(state):
+                    work.abandoned = None
                 key = self._registry.key_of(pid)
                 if verb in (Verb.CHECKPOINT, Verb.RESTORE) and key is not None:
                     return [RecordProcess(record.id, key, dict(record.usage), dict(record.saved), is_lazy=True)]
@@ -251,6 +258,8 @@ class Runner:
     ) -> None:
         pid = record.id.pid
         text = f"{verb} of process {pid}: {refused.name} ({refused.code})"
+        if verb is not Verb.STATE:
+            work.abandoned = None
         if verb is Verb.STATE:
             if refused.code == Code.INVALID_VALUE:
                 record.settle(DriverState.NONE, now)  # the driver does not know it: it has not initialised CUDA
@@ -290,7 +299,9 @@ class Runner:
         if verb is Verb.STATE:
             self._again(operation, work, text, now, is_patient=True)
             return
-        operation.had_abandoned = True
+        operation.abandoned_at = now if operation.abandoned_at is None else operation.abandoned_at
+        if verb in (Verb.CHECKPOINT, Verb.RESTORE):
+            work.abandoned = verb
         record.suspect_until = now + self._settings.suspect_s
         if operation.phase is Phase.FORWARD and (verb is Verb.LOCK or now >= operation.deadline):
             self.go_back(operation, text, is_timeout=True)

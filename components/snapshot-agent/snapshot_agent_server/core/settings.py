@@ -26,7 +26,7 @@ class CoreSettings:
     unlock_timeout_s: float = 10.0
     rollback_timeout_s: float = 30.0
     """Time, past an operation's deadline, for the way back."""
-    grace_s: float = 3.0
+    grace_s: float = 1.0
     """Past its deadline by this much an operation whose driver calls were abandoned is reported indeterminate."""
     retries: int = 3
     """A call that failed is tried again this often: "initialization error" was about 1 in 20 in public reports."""

@@ -7,6 +7,7 @@ It says {"ready": ...} or {"missing": TEXT} once, then answers one request after
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import signal
 import socket
@@ -112,13 +113,18 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process group: the agent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the agent has ended, or given this worker up
+        serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve(channel: socket.socket) -> None:
     try:
         calls = Calls()
-        channel.send(encode({"ready": calls.ready()}))
+        word: Message = {"ready": calls.ready()}
     except Exception as error:
         channel.send(encode({"missing": f"{type(error).__name__}: {error}"[:1000]}))
         return
+    channel.send(encode(word))
     named: dict[str, Callable[..., Message]] = {
         name: getattr(calls, name) for name in ("state", "lock", "checkpoint", "restore", "unlock", "sample")
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from node_under_test import Client, FakeNode
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 

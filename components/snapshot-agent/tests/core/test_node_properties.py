@@ -7,6 +7,7 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from snapshot_agent_server.core.contexts import ContextState
 from snapshot_agent_server.core.effects import CallDriver
 from snapshot_agent_server.core.events import Registered, Requested

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from snapshot_agent_server.core.contexts import ContextState
 from snapshot_agent_server.core.effects import CallDriver, EndStreamsBelow
 from snapshot_agent_server.core.events import Answered, Closing, EpochSeen, Registered, Requested
@@ -155,6 +156,25 @@ def test_past_its_deadline_it_is_indeterminate_until_the_driver_says(world: Worl
     drain(world)
     assert world.results[OperationId("snapshot-a")][-1].status is Status.COMPLETE
     assert world.node.views()[0].state is ContextState.SAVED
+
+
+def test_a_locked_context_is_not_called_rolled_back_while_its_checkpoint_may_be_under_way(world: World) -> None:
+    a = world.start()
+    register(world, "a", a)
+    ask(world, Kind.LOCK, "a")
+    drain(world)
+    ask(world, Kind.SNAPSHOT, "a", timeout_s=3.0)
+    world.pass_time(3.0)
+    world.answer(world.calls[0], Abandoned("no answer"))
+    world.answer(world.calls[0])  # the driver says LOCKED, as if nothing were under way
+    world.pass_time(2.0)
+    assert [result.is_indeterminate for result in world.results[OperationId("snapshot-a")]] == [True]
+    a.state = DriverState.CHECKPOINTED  # the abandoned call takes effect
+    for _ in range(4):
+        world.pass_time(1.0)
+        drain(world)
+    last = world.results[OperationId("snapshot-a")][-1]
+    assert (last.status, last.is_indeterminate) == (Status.COMPLETE, False)
 
 
 def test_a_queued_call_gives_up_at_its_own_deadline(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
+
 from mock_machine import MockMachine, TargetProcess
 from node_under_test import GPU, GPU1, MIB
 from snapshot_agent_server.core.ids import AcceleratorId

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
 from snapshot_agent_server.driver.interface import DriverMissing
 from snapshot_agent_server.driver.pool import Pool, WorkerDied
 

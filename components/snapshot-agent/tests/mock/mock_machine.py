@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from node_under_test import Client, following
+from snapshot_agent_server.processes import proc
 
 TARGET = Path(__file__).with_name("target.py")
 
@@ -42,8 +43,14 @@ class TargetProcess:
         self._process.kill()
         await self._process.wait()
 
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    async def stop(self) -> None:
+        """SIGSTOP, and wait until it has taken effect."""
+        self._process.send_signal(signal.SIGSTOP)
+        while (facts := proc.facts(self.pid)) is not None and not facts.stopped:
+            await asyncio.sleep(0.001)
+
+    def cont(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
 
 class AgentProcess:

@@ -11,6 +11,7 @@ import sys
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from mock_machine import MockMachine
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sqlite3
 import time
 
 import grpc
 import pytest
+
 from mock_machine import MockMachine
 from node_under_test import Client, following
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
@@ -89,17 +89,33 @@ async def test_row_9_a_checkpoint_that_hangs_is_settled_by_what_the_driver_says(
         assert await target.tell("check") == "same"
 
 
+async def test_row_9_a_locked_context_whose_checkpoint_hangs_is_indeterminate(machine: MockMachine) -> None:
+    target = await machine.target()
+    machine.inject("hang", "op=checkpoint")
+    async with machine.served() as client:
+        await client.register("a", "g", target.pid)
+        await client.lock("a")
+        first = await client.snapshot("a", id="s", timeout_ms=500)
+        assert (first.status, first.indeterminate, first.rolled_back) == (FAILED, True, False)
+        assert client.jobs["a", "g"].state == pb.JOB_STATE_TRANSITIONING
+        machine.clear()
+        await client.until(lambda: client.ended["s"].status == COMPLETE)
+        await client.until(lambda: client.jobs["a", "g"].state == pb.JOB_STATE_SAVED)
+        assert (await client.restore("a", id="r")).status == COMPLETE
+        assert await target.tell("check") == "same"
+
+
 async def test_row_9_a_stopped_process_is_found_before_the_lock(machine: MockMachine) -> None:
     target = await machine.target()
     async with machine.served() as client:
         await client.register("a", "g", target.pid)
-        target.signal(signal.SIGSTOP)
+        await target.stop()
         try:
             with pytest.raises(grpc.aio.AioRpcError, match=f"process {target.pid} is stopped") as caught:
                 await client.lock("a", timeout_ms=60_000)
             assert caught.value.code() is grpc.StatusCode.ABORTED
         finally:
-            target.signal(signal.SIGCONT)
+            target.cont()
         assert (await client.snapshot("a", id="s")).status == COMPLETE
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from snapshot_agent_server.core.ids import ProcessId
 from snapshot_agent_server.processes import proc
 from snapshot_agent_server.processes.pidfd import ProcessEnds

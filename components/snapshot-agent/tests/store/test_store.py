@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from snapshot_agent_server.core.effects import (
     Effect,
     ForgetProcess,
