@@ -117,7 +117,8 @@ class Actor:
             "host": self._new_host, "peek": ctypes.string_at, "poke": self._poke, "fork": self._fork, "raw": self._raw,
             "thread_id": threading.get_native_id, "own_pid": os.getpid, "loaded": self._loaded, "entry": self._entry,
             "callback": self._callback, "per_thread": self._per_thread, "repeat": self._repeat,
-            "map_file": self._map_file, "limit_file_size": self._limit_file_size, "become": self._become,
+            "map_file": self._map_file, "limit_file_size": self._limit_file_size,
+            "limit_memory": self._limit_memory, "become": self._become,
         }  # fmt: skip
         return special[name](*arguments)
 
@@ -132,6 +133,13 @@ class Actor:
     def _limit_file_size(size: int) -> None:
         """Writes of this process beyond `size` of any file fail from now on; -1: no limit."""
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    @staticmethod
+    def _limit_memory(more: int) -> None:
+        """Let this process map at most `more` bytes beyond what it has; -1: no limit."""
+        with open("/proc/self/statm") as sizes:
+            mapped = int(sizes.read().split()[0]) * mmap.PAGESIZE
+        resource.setrlimit(resource.RLIMIT_AS, (-1 if more < 0 else mapped + more, resource.RLIM_INFINITY))
 
     def _become(self, command: list[str]) -> None:
         """Replace this process by another program."""

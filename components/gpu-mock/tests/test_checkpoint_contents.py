@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUprocessState, CUresult
-
 from kernels import Kernels
 from mock_node import MockNode, MockProcess, state_of
 
@@ -65,7 +64,8 @@ def test_contents_and_addresses_survive_another_process_on_the_device(node: Mock
 
 def test_device_is_free_while_saved_and_restore_needs_room(node: MockNode, agent: MockProcess) -> None:
     first, second = node.process(), node.process()
-    first.ok.cuMemAlloc(768 * KIB)
+    for value in (1, 2, 3):
+        first.ok.cuMemsetD8(first.ok.cuMemAlloc(256 * KIB), value, 256 * KIB)
     save(agent, first)
     assert second.ok.cuMemGetInfo() == (MIB, MIB)
     pointer = second.ok.cuMemAlloc(512 * KIB)
@@ -136,3 +136,19 @@ def test_pinned_memory_keeps_its_address_and_contents(node: MockNode, agent: Moc
     bring_back(agent, target)
     assert target.peek(pinned, 13) == b"pinned memory"
     target.ok.cuMemFreeHost(pinned)
+
+
+def test_save_without_host_memory_changes_nothing(new_node: Callable[..., MockNode]) -> None:
+    node = new_node("1x64MiB")
+    agent, target = node.process(), node.process()
+    pointer = target.ok.cuMemAlloc(48 * MIB)
+    target.ok.cuMemsetD8(pointer, 5, 48 * MIB)
+    target.ok.cuCtxSynchronize()
+    agent.ok.cuCheckpointProcessLock(target.pid, None)
+    target.limit_memory(16 * MIB)
+    assert agent.code.cuCheckpointProcessCheckpoint(target.pid, None) != SUCCESS
+    target.limit_memory(-1)
+    assert state_of(agent, target.pid) == LOCKED
+    assert agent.ok.cuMemGetInfo()[0] == 16 * MIB
+    agent.ok.cuCheckpointProcessUnlock(target.pid, None)
+    assert read(target, pointer, 48 * MIB) == b"\5" * 48 * MIB

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from mock_node import MockNode, library_folder
 
 KIB, MIB = 1 << 10, 1 << 20

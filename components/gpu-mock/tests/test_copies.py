@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUresult
-
+from kernels import Kernels
 from mock_node import MockNode, MockProcess
 
 KIB = 1 << 10
@@ -93,6 +93,36 @@ def test_copy_waits_for_work_submitted_before_it_on_the_default_stream(process: 
     for value in range(1, 50):
         process.ok.cuMemsetD8Async(pointer, value, 64 * KIB, 0)
         assert read(process, pointer + 64 * KIB - 1, 1) == bytes([value])
+
+
+def test_pageable_source_may_be_changed_as_soon_as_the_call_returns(process: MockProcess) -> None:
+    """Documented ("API synchronization behavior"): pageable memory is staged before the call returns."""
+    pointer, source = process.ok.cuMemAlloc(64 * KIB), process.host(b"\x0a" * 64 * KIB)
+    stream = process.ok.cuStreamCreate(1)
+    Kernels(process).busy(30_000, stream)
+    process.ok.cuMemcpyHtoDAsync(pointer, source, 64 * KIB, stream)
+    process.poke(source, b"\x0b" * 64 * KIB)
+    process.ok.cuStreamSynchronize(stream)
+    assert read(process, pointer, 64 * KIB) == b"\x0a" * 64 * KIB
+
+
+def test_pinned_source_is_read_when_its_turn_comes(process: MockProcess) -> None:
+    pointer, source = process.ok.cuMemAlloc(64 * KIB), process.ok.cuMemHostAlloc(64 * KIB, 0)
+    stream = process.ok.cuStreamCreate(1)
+    Kernels(process).busy(30_000, stream)
+    process.ok.cuMemcpyHtoDAsync(pointer, source, 64 * KIB, stream)
+    process.poke(source, b"\x0b" * 64 * KIB)
+    process.ok.cuStreamSynchronize(stream)
+    assert read(process, pointer, 64 * KIB) == b"\x0b" * 64 * KIB
+
+
+def test_pageable_target_is_filled_when_the_call_returns(process: MockProcess) -> None:
+    pointer, target = process.ok.cuMemAlloc(64 * KIB), process.host(64 * KIB)
+    process.ok.cuMemsetD8(pointer, 9, 64 * KIB)
+    stream = process.ok.cuStreamCreate(1)
+    Kernels(process).busy(30_000, stream)
+    process.ok.cuMemcpyDtoHAsync(target, pointer, 64 * KIB, stream)
+    assert process.peek(target, 64 * KIB) == b"\x09" * 64 * KIB
 
 
 def test_copy_of_nothing_is_fine(process: MockProcess) -> None:

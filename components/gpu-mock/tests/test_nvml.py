@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pynvml
 import pytest
-
 from kernels import Kernels
 from mock_node import MockNode, MockProcess
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUresult
-
 from kernels import Kernels
 from mock_actor import Struct
 from mock_node import MockNode, MockProcess, ProcessEnded

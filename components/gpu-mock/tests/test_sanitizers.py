@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-
 from kernels import ptx_file
 from mock_node import MockNode
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUprocessState, CUresult
-
 from kernels import Kernels, ptx_file
 from mock_node import REPLY_TIMEOUT_S, MockNode, MockProcess, lock_args
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from cuda.bindings.driver import CUprocessState, CUresult
-
 from kernels import Kernels
 from mock_node import MockNode, MockProcess, lock_args, state_of
 
