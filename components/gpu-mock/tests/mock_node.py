@@ -31,6 +31,7 @@ from typing import Any
 
 from cuda.bindings import driver
 from cuda.bindings.driver import CUresult
+
 from mock_actor import Struct
 
 SHT_DYNSYM, STT_FUNC = 11, 2  # ELF
@@ -48,6 +49,7 @@ DOCUMENTED_FOR_ALL_CALLS = {
 """What the text of the enum says of any call, in the documentation of CUresult."""
 KNOWN_BEYOND_THE_DOCUMENTATION = {
     ("cuCheckpointProcessRestore", CUresult.CUDA_ERROR_OUT_OF_MEMORY),  # public reports of restores without room
+    ("cuInit", CUresult.CUDA_ERROR_DEVICE_UNAVAILABLE),  # "device busy or unavailable": the mock has no more places
     ("cuCheckpointProcessCheckpoint", CUresult.CUDA_ERROR_OUT_OF_MEMORY),  # no host memory for the pages: a guess
 }
 

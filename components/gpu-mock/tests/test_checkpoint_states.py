@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUprocessState, CUresult
+
 from kernels import Kernels
 from mock_node import REPLY_TIMEOUT_S, MockNode, MockProcess, ProcessEnded, lock_args, state_of
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from mock_node import MockNode, library_folder
 
 KIB, MIB = 1 << 10, 1 << 20

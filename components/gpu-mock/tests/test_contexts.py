@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUresult
+
 from mock_node import MockNode, MockProcess
 
 INVALID_CONTEXT = CUresult.CUDA_ERROR_INVALID_CONTEXT

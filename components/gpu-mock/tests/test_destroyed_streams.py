@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cuda.bindings.driver import CUresult, CUstream_flags
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess, lock_args
 

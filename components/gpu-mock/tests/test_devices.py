@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUdevice_attribute, CUresult
+
 from mock_node import MockNode, MockProcess
 
 INVALID_DEVICE = CUresult.CUDA_ERROR_INVALID_DEVICE

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cuda.bindings.driver import CUpointer_attribute, CUresult
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess, exported_names
 

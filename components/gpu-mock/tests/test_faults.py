@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pynvml
 import pytest
 from cuda.bindings.driver import CUprocessState, CUresult
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess, Pending, state_of
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from cuda.bindings import driver
 from cuda.bindings.driver import CUresult
+
 from mock_node import MockNode
 
 NOT_INITIALIZED = CUresult.CUDA_ERROR_NOT_INITIALIZED

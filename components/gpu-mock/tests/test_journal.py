@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cuda.bindings.driver import CUresult
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess
 

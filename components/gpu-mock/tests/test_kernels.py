@@ -10,6 +10,7 @@ import numpy
 import numpy.typing
 import pytest
 from cuda.bindings.driver import CUresult
+
 from kernels import Kernels, ptx_file
 from mock_node import MockNode, MockProcess
 

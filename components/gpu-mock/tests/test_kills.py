@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 from cuda.bindings.driver import CUresult
+
 from kernels import Kernels, ptx_file
 from mock_node import MockNode, MockProcess, lock_args
 

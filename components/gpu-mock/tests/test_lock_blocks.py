@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUresult
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess, Pending
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cuda.bindings.driver import CUresult
+
 from mock_node import MockNode
 
 FOUND, SYMBOL_NOT_FOUND, VERSION_NOT_SUFFICIENT = 0, 1, 2

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUmemorytype, CUpointer_attribute, CUresult
+
 from mock_node import MockNode
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 from cuda.bindings.driver import CUprocessState, CUresult
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess, state_of
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pynvml
 import pytest
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess
 

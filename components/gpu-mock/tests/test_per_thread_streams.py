@@ -6,6 +6,7 @@ import struct
 
 import pytest
 from cuda.bindings.driver import CUresult
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess, MockThread
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUresult
+
 from kernels import Kernels
 from mock_actor import Struct
 from mock_node import MockNode, MockProcess, ProcessEnded
@@ -90,3 +91,25 @@ def test_process_that_replaces_itself_loses_what_it_had(new_node: Callable[..., 
     with pytest.raises(ProcessEnded):
         replaced.result()
     other.ok.cuMemFree(other.ok.cuMemAlloc(4 * MIB))
+
+
+def test_more_processes_than_there_are_places(node: MockNode) -> None:
+    processes = []
+    for _ in range(256):
+        processes.append(node.process(device=None))
+        processes[-1].ok.cuInit(0)
+    late = node.process(device=None)
+    assert late.code.cuInit(0) == CUresult.CUDA_ERROR_DEVICE_UNAVAILABLE
+    processes[100].kill()
+    assert late.code.cuInit(0) == CUresult.CUDA_SUCCESS
+
+
+def test_more_allocations_than_there_are_records(new_node: Callable[..., MockNode]) -> None:
+    process = new_node("1x80GiB").process()
+    before = process.ok.cuMemGetInfo()
+    [results] = process.repeat(4096, [("cuMemAlloc", (1,))])
+    assert {code for code, _ in results} == {CUresult.CUDA_SUCCESS}
+    assert process.code.cuMemAlloc(1) == CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    for _, pointer in results:
+        process.ok.cuMemFree(pointer)
+    assert process.ok.cuMemGetInfo() == before

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+
 from kernels import ptx_file
 from mock_node import MockNode
 

@@ -18,6 +18,7 @@ from cuda.bindings.driver import (
     CUprocessState,
     CUresult,
 )
+
 from mock_actor import Struct
 from mock_node import MockNode, MockProcess, state_of
 

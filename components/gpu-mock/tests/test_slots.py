@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from cuda.bindings.driver import CUprocessState, CUresult
+
 from mock_node import MockNode, MockProcess, lock_args, state_of
 
 EXEC_TWICE = """

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings.driver import CUprocessState, CUresult
+
 from kernels import Kernels, ptx_file
 from mock_node import REPLY_TIMEOUT_S, MockNode, MockProcess, lock_args
 

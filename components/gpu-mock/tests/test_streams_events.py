@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 from cuda.bindings.driver import CUevent_flags, CUresult, CUstream_flags
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess
 

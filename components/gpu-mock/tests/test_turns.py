@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from cuda.bindings.driver import CUprocessState, CUresult
+
 from kernels import Kernels
 from mock_node import MockNode, MockProcess, lock_args, state_of
 
@@ -44,7 +45,7 @@ def test_nobody_is_starved(node: MockNode) -> None:
         kernels[1].busy(5_000)
     second.ok.cuCtxSynchronize()
     order = [pid for _, _, pid in kernel_spans(node)]
-    assert order.count(first.pid) < 20  # the second one's four did not wait for all forty
+    assert order.count(first.pid) < 12  # the second one's four waited for about one of the first's each
     first.ok.cuCtxSynchronize()
 
 
