@@ -345,6 +345,9 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         ref = pb.ContextRef(job_id=operation.key[0], group=operation.key[1])
         self._push(pb.AgentEvent(
             operation=pb.OperationEnded(operation_id=operation.id, context=ref, result=result)))
+        left = self.contexts.get(operation.key)
+        if left is not None:
+            self._push_job(left)
         self._check()
         await self._notify()
 
@@ -364,14 +367,13 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
             return "" if held is None else f"gone: the processes of job {key[0]!r} ended"
         match outcome:
             case Outcome.COMPLETE:
-                held.state, held.locked = pb.JOB_STATE_SAVED, True
+                held.state, held.locked = pb.JOB_STATE_SAVED, False
             case Outcome.FAILED:
                 held.state, held.reason = pb.JOB_STATE_FAULTED, "the driver reports FAILED"
             case Outcome.INDETERMINATE:
                 held.state, held.locked = pb.JOB_STATE_TRANSITIONING, True
             case _:
                 held.locked = False
-        self._push_job(held)
         return "" if outcome is Outcome.COMPLETE else f"snapshot of job {key[0]!r} failed on demand"
 
     def _load(self, key: Key, outcome: Outcome, leave_locked: bool) -> str:
@@ -392,7 +394,6 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
                 held.state = pb.JOB_STATE_TRANSITIONING
             case _:
                 pass
-        self._push_job(held)
         return "" if outcome is Outcome.COMPLETE else f"restore of job {key[0]!r} failed on demand"
 
     def _check(self) -> None:
