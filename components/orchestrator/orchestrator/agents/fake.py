@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 import grpc
+
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
-from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
-from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 
 from orchestrator.agents import wire
 from orchestrator.agents.calls import AgentError, answer
@@ -37,6 +35,8 @@ from orchestrator.core.events import (
     Unlocked,
 )
 from orchestrator.core.types import AgentErrorKind, Epoch
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 
 AgentEffect = LockContext | UnlockContext | StartSnapshot | StartRestore | QueryOperation | KillContext
 Post = Callable[[Event], None]

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, assert_never
 
-from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
-
 from orchestrator.agents import wire
 from orchestrator.agents.calls import AgentError, answer
 from orchestrator.agents.target import AgentTarget, Backoff, LinkSettings
@@ -29,6 +27,7 @@ from orchestrator.core.events import (
     Unlocked,
 )
 from orchestrator.core.types import AgentErrorKind, ContextView, GroupId, JobId, OperationId, OperationResult
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 
 
 @dataclass(slots=True)

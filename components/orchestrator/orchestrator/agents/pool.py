@@ -5,13 +5,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
-from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
-from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 
 from orchestrator.agents.link import CHANNEL_OPTIONS, AgentEffect, AgentLink, Post
 from orchestrator.agents.target import AgentTarget, LinkSettings
 from orchestrator.core.events import AgentCallFailed
 from orchestrator.core.types import AgentErrorKind, Epoch, NodeId
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 """Start a task with a name, owned by whoever gave this function."""

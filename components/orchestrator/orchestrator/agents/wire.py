@@ -1,7 +1,5 @@
 """Protobuf messages of the snapshot agent as the core's words, and back. Messages stop here."""
 
-from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
-
 from orchestrator.agents.calls import MAX_ERROR_CHARS
 from orchestrator.agents.target import AgentTarget
 from orchestrator.core.effects import LockContext, StartRestore, StartSnapshot, UnlockContext
@@ -28,6 +26,7 @@ from orchestrator.core.types import (
     OperationResult,
     Token,
 )
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 
 GONE_PREFIX = "gone: "
 """How an agent's error begins when the context's processes ended in the middle of an operation."""

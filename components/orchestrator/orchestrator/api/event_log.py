@@ -4,12 +4,11 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
-
 from orchestrator.api import wire
 from orchestrator.api.outbox import Outbox
 from orchestrator.core.effects import Publish
 from orchestrator.core.types import Epoch, GroupId
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 
 EPOCH_STEP = 1 << 32
 """Sequences of an orchestrator start at its epoch times this: they rise across restarts too."""

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb_grpc
 
 from orchestrator.addresses import CannotListen, prepare
 from orchestrator.api.server import OrchestratorService
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb_grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TimeSliceOrchestratorService"].full_name
 

@@ -7,8 +7,6 @@ from typing import Any, NoReturn, assert_never
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb_grpc
 
 from orchestrator.api import wire
 from orchestrator.api.calls import Calls
@@ -28,6 +26,8 @@ from orchestrator.core.effects import (
 )
 from orchestrator.core.events import CallCancelled, Event, SessionClosed, SessionStreamLost
 from orchestrator.core.types import CallId, Epoch, GroupId, GroupView, Lease, Refusal, RefusalCode, Token
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb_grpc
 
 ClientEffect = (
     ReplyAcquired | ReplyQueued | ReplyYielded | ReplyEvicted | Refuse | AnswerSession | NotifyLeaseLost | Publish

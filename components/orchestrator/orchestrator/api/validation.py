@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 
 MAX_ID_CHARS = 253

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 
 from orchestrator.core.effects import (
     AnswerSession,
@@ -31,6 +30,7 @@ from orchestrator.core.types import (
     SessionId,
     Token,
 )
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 
 _GROUP_STATES = {
     GroupState.UNKNOWN: pb.GroupStatus.STATE_UNKNOWN,

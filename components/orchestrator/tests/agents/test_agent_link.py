@@ -5,6 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from link_inbox import N1, G, Inbox, address, linked, lock, restore, snapshot, unlock
 from orchestrator.agents.fake import Behaviour, FakeAgent, Outcome
 from orchestrator.agents.link import HigherEpoch

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+
 from orchestrator.api.listener import Listener
 from orchestrator.api.server import Core, OrchestratorService
 from orchestrator.api.wire import Clock

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from orchestrator.core.effects import (
     AnswerSession,
     NotifyLeaseLost,

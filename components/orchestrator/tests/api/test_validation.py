@@ -4,6 +4,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from orchestrator.api.validation import RULES, problem_of
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from orchestrator.infra.interface import AgentSpec, GroupOnNode, Topology
 from orchestrator.infra.static import BadAgentFlag, StaticInfra, parse_agents
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from orchestrator.agents.fake import FakeAgent
 from orchestrator_process import OrchestratorProcess
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb

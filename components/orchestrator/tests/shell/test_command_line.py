@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+
 from orchestrator_process import OrchestratorProcess
 
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import grpc
+
 from cluster import LIMIT_S, Cluster, cluster, failure
 from orchestrator.agents.fake import Behaviour, FakeAgent, Outcome
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as agent_pb

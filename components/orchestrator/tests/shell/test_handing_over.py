@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import grpc
+
 from cluster import LIMIT_S, Cluster, cluster, failure
 from orchestrator.agents.fake import FakeAgent
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as agent_pb

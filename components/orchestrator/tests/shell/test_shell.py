@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from orchestrator.api.wire import Clock
 from orchestrator.core.effects import AnswerSession, Effect, Record, StartSnapshot, StepDown, WakeAt
 from orchestrator.core.events import Event, ReadFailed, Recorded, Started, Woken

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from cluster import LIMIT_S, failure
 from orchestrator.agents.fake import FakeAgent
 from orchestrator.config import OrchestratorConfig

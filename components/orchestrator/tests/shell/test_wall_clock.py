@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+
 from cluster import LIMIT_S, Cluster, cluster
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+
 from orchestrator.core.types import EndedLease, GroupId, GroupRecord, JobId, LeaseRecord, RecordId, Token, WaiterRecord
 from orchestrator.store.codec import BadRecord, Codec
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from orchestrator.core.effects import Record
 from orchestrator.core.types import GroupId, GroupRecord, RecordId
 from orchestrator.store.interface import StoreRefused

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Record, RecordWaiter
 from orchestrator.core.types import (
     EndedLease,

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+
 from orchestrator.core.effects import ReadRecord, Record, RecordWaiter
 from orchestrator.core.events import Event, ReadFailed, Recorded, RecordFailed, RecordRead, RecordUnclear
 from orchestrator.core.types import GroupId, GroupRecord, JobId, RecordId, RequestId, WaiterRecord
