@@ -56,7 +56,11 @@ async def serve(
     """
     store = await SqliteStore.open(state_dir)
     try:
-        return await lead(config, infra, listen, store, stop, ready)
+        while True:
+            try:
+                return await lead(config, infra, listen, store, stop, ready)
+            except HigherEpoch as error:
+                await _take_up_above(store, error.above)
     finally:
         await store.close()
 
@@ -65,19 +69,20 @@ async def lead(
     config: OrchestratorConfig, infra: Infra, listen: Sequence[str], store: Store, stop: asyncio.Event,
     ready: Callable[[Served], None],
 ) -> str | None:
-    """As `serve`, on a store that is open already, and stays open."""
+    """As `serve`, on a store that is open already, and stays open.
+
+    HigherEpoch: an agent that was not there at the start knows a leader that the store does not.
+    """
     topologies = infra.topologies()
     topology = await anext(topologies)
     targets = _targets(topology)
     loaded = await store.load()
     seen = await highest_epoch(targets, EPOCH_QUESTION_S)
     if seen > store.epoch:
-        say(f"agents have seen epoch {seen}, the store only {store.epoch}: it was lost, and is taken up above",
-            level=logging.WARNING, epoch=seen)
-        await store.raise_epoch(seen)
+        await _take_up_above(store, seen)
 
     clock = Clock(time.monotonic, time.time)
-    core = Orchestrator(_core_settings(config))
+    core = Orchestrator(core_settings(config))
     shell = Shell(core, clock)
     service = OrchestratorService(
         Core(post=shell.post, group_ids=core.group_ids, view=lambda group: core.view(group, clock.now())),
@@ -127,12 +132,24 @@ async def lead(
         service.end_all()
         await listener.stop(LAST_ANSWERS_S)
         return failing.result() if failing.done() else None
-    except (SteppedDown, HigherEpoch, Deposed) as error:
+    except HigherEpoch as error:
+        if error.above is not None:
+            raise
+        return str(error)
+    except (SteppedDown, Deposed) as error:
         return str(error)
     finally:
         for task in (failing, stopping, writing):
             task.cancel()
         await shell.close()
+
+
+async def _take_up_above(store: Store, seen: int | None) -> None:
+    """Agents know a higher epoch than the store has ever given out."""
+    assert seen is not None
+    say(f"agents have seen epoch {seen}, the store only {store.epoch}: it was lost, and is taken up above",
+        level=logging.WARNING, epoch=seen)
+    await store.raise_epoch(seen)
 
 
 def _targets(topology: Topology) -> list[AgentTarget]:
@@ -142,7 +159,8 @@ def _targets(topology: Topology) -> list[AgentTarget]:
         for agent in topology.agents]
 
 
-def _core_settings(config: OrchestratorConfig) -> CoreSettings:
+def core_settings(config: OrchestratorConfig) -> CoreSettings:
+    """What the core is told of our settings."""
     return CoreSettings(
         session_ttl_s=config.session_ttl_s,
         start_grace_s=config.start_grace_s,

@@ -55,7 +55,15 @@ CHANNEL_OPTIONS = [
 
 
 class HigherEpoch(Exception):
-    """The agent follows a leader with a higher epoch: this orchestrator must stop."""
+    """The agent follows a leader with a higher epoch: this orchestrator must not go on as it is.
+
+    `above` is that epoch if this agent has never accepted ours: then there may be no other leader, but a store that was
+    lost and counts from the beginning again.
+    """
+
+    def __init__(self, text: str, above: int | None) -> None:
+        super().__init__(text)
+        self.above = above
 
 
 class AgentLink:
@@ -73,6 +81,8 @@ class AgentLink:
         self._polled: PolledAgent | None = None
         self._is_connected = False
         self._was_told_lost = False
+        self._was_accepted = False
+        """Whether the agent has ever let us watch with our epoch."""
 
     async def run(self) -> NoReturn:
         """Connect, follow, connect again, until cancelled. HigherEpoch: the agent follows somebody else."""
@@ -111,6 +121,7 @@ class AgentLink:
                 event = wire.event(self._node, message)
                 if isinstance(event, NodeObserved):
                     self._polled = None
+                    self._was_accepted = True
                     self._connected()
                     backoff.reset()
                 if event is not None:
@@ -124,12 +135,22 @@ class AgentLink:
             if error.code is grpc.StatusCode.FAILED_PRECONDITION:
                 raise HigherEpoch(
                     f"the agent of node {self._node!r} refuses epoch {self._epoch} ({error});"
-                    " another orchestrator leads, so this one stops") from error
+                    " another orchestrator leads, so this one stops",
+                    None if self._was_accepted else await self._highest_epoch()) from error
             return str(error)
         finally:
             self._stream = None
             stream.cancel()
         return "the agent ended its stream"
+
+    async def _highest_epoch(self) -> int | None:
+        """The highest epoch that the agent has seen; None if it does not say."""
+        try:
+            status = await answer(self._stub.Status(
+                pb.StatusRequest(per_context=True), timeout=self._settings.call_timeout_s))
+        except AgentError:
+            return None
+        return max((fence.leader_epoch for fence in status.fences), default=None)
 
     async def _poll(self, backoff: Backoff) -> str:
         """Ask an agent of the old contract again and again, until it does not answer; why it did not."""

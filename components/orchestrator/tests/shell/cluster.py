@@ -104,12 +104,14 @@ async def cluster(
     nodes: dict[str, FakeAgent] | None = None,
     groups: str = "group=g",
     env: dict[str, str] | None = None,
+    are_started: bool = True,
 ) -> AsyncIterator[Cluster]:
-    """An orchestrator whose nodes (default: n1) all serve these groups."""
+    """An orchestrator whose nodes (default: n1) all serve these groups; the agents are started first, or not at all."""
     agents = {"n1": FakeAgent({"GPU-0": ["g"]})} if nodes is None else nodes
     flags = ["--listen", f"unix:{folder}/o.sock", "--state-dir", f"{folder}/state", *QUICK, *more]
     for name, agent in agents.items():
-        await agent.start(f"unix:{folder}/{name}.sock")
+        if are_started:
+            await agent.start(f"unix:{folder}/{name}.sock")
         flags += ["--agent", f"{name}=unix:{folder}/{name}.sock,{groups}"]
     process = OrchestratorProcess(flags, env)
     up = Cluster(folder, process, agents)

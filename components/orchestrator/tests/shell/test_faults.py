@@ -293,6 +293,20 @@ async def test_row_42_a_lost_store_is_taken_up_above_what_agents_know(tmp_path: 
         assert agent.epoch > 50
 
 
+async def test_row_42_an_agent_that_comes_later_and_knows_more_is_taken_up_above_too(tmp_path: Path) -> None:
+    agent = node()
+    agent.epoch, agent.tokens["g"] = 50, 900
+    async with cluster(tmp_path, nodes={"n1": agent}, are_started=False) as up:
+        waiting = up.acquire("a", "a-1")
+        await up.queued(1)
+        await agent.start(f"unix:{tmp_path}/n1.sock")
+        await failure(waiting)
+        lease = await up.hold("a", "a-1")
+        assert lease.fencing_token > 900
+        assert agent.epoch > 50
+        assert await up.process.terminate() == 0
+
+
 async def test_row_19_a_deposed_orchestrator_stops(tmp_path: Path) -> None:
     async with cluster(tmp_path) as up:
         async with grpc.aio.insecure_channel(f"unix:{tmp_path}/n1.sock") as channel:

@@ -1,0 +1,59 @@
+"""Log lines: one JSON object each, written soon but not on the way to an answer."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import pytest
+
+from orchestrator import logs
+
+
+@pytest.fixture(autouse=True)
+def stdout_log() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    logs.set_up("info")
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def lines(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_line_has_its_time_its_message_and_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.say("group g: granted, 100 % sure\nof it", group="g", job=None, token=7)
+    logs.say("beware", level=logging.WARNING)
+    logs.LOG.debug("too much")
+    first, second = lines(capsys.readouterr().out)
+    assert datetime.fromisoformat(str(first.pop("t"))).utcoffset() == timedelta(0)
+    assert first == {"msg": "group g: granted, 100 % sure\nof it", "group": "g", "token": 7}
+    assert (second["level"], second["msg"]) == ("warning", "beware")
+
+
+def test_an_exception_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise RuntimeError("broken")
+    except RuntimeError:
+        logs.LOG.exception("it failed")
+    [line] = lines(capsys.readouterr().out)
+    assert (line["level"], line["msg"]) == ("error", "it failed")
+    assert "RuntimeError: broken" in str(line["exception"])
+
+
+async def test_while_a_loop_runs_lines_are_written_a_little_later_and_in_order(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in range(3):
+        logs.say(f"line {n}")
+    assert capsys.readouterr().out == ""
+    written = asyncio.Event()
+    asyncio.get_running_loop().call_later(2 * logs.DELAY_S, written.set)
+    await written.wait()
+    assert [line["msg"] for line in lines(capsys.readouterr().out)] == ["line 0", "line 1", "line 2"]
+    logs.say("last")
+    logs.flush()
+    assert [line["msg"] for line in lines(capsys.readouterr().out)] == ["last"]
