@@ -45,6 +45,7 @@ from orchestrator.core.types import (
     JobId,
     Lease,
     NodeId,
+    OperationId,
     RecordId,
     Refusal,
     RequestId,
@@ -118,7 +119,6 @@ class Group:
         self.switch: Switch | None = None
         self.last_yield: EndedLease | None = None
         self.intruders: dict[JobId, float] = {}
-        self.evicted: set[JobId] = set()
         self.overlap: str | None = None
         """Why the group is not served; None: it is."""
         self.first_seen_s = now
@@ -127,6 +127,7 @@ class Group:
         self.handoffs_total = 0
         self._sequence = 0
         self._waiters: dict[CallId, Waiter] = {}
+        self._intruder_locks: set[OperationId] = set()
         self._previous_holder: JobId | None = None
         self._released_s = now
         if record is not None:
@@ -218,7 +219,7 @@ class Group:
         self._common.graph.hold(self.id, None)
         self._common.timers.cancel(Timer(self.id, "sessionless"))
         if ending is Ending.EVICTED:
-            self.evicted.add(lease.job)
+            self.site.evicted.add(lease.job)
             self.site.resident = None
         ended = EndedLease(
             group=self.id,
@@ -299,7 +300,11 @@ class Group:
             self.site.indeterminate[(operation.node, operation.job)] = outcome.error
         if outcome.end in (End.DONE, End.GONE):
             self.site.succeeded((operation.node, operation.job, operation.kind))
-        if self.switch is not None:
+        if operation.id in self._intruder_locks:
+            self._intruder_locks.discard(operation.id)  # no try of the switch: that one counts its own
+            if outcome.end is End.FAILED:
+                self.site.retry_later((operation.node, operation.job, operation.kind), now)
+        elif self.switch is not None:
             self.switch.note(outcome, now)
         elif outcome.end in (End.FAILED, End.INDETERMINATE):
             self.site.retry_later((operation.node, operation.job, operation.kind), now)
@@ -453,12 +458,7 @@ class Group:
 
     def _has_unrest(self) -> bool:
         """Something must be moved although nobody waits: a torn job, or one that was evicted."""
-        site = self.site
-        return (
-            any(trouble.is_repairing for trouble in site.troubles.values())
-            or any(site.is_torn(job) and job not in site.troubles for job in site.jobs())
-            or any(site.has(job, ContextState.RUNNING) and job not in site.troubles for job in self.evicted)
-        )
+        return bool(self.site.unrest()) or any(trouble.is_repairing for trouble in self.site.troubles.values())
 
     def _is_in_place(self, job: JobId) -> bool:
         """Nothing has to be moved for this job to be granted, and nothing is being moved."""
@@ -516,7 +516,6 @@ class Group:
         if switch.phase is not Phase.PLACED:
             return False
         if target is None:
-            self.evicted.clear()
             self._end_switch(now)
             return True
         if all(waiter.detached_s is not None for waiter in self.queue.of_job(target)):
@@ -562,7 +561,7 @@ class Group:
         self.site.troubles.pop(job, None)
         self.site.blocked_since.pop(job, None)
         self.intruders.pop(job, None)
-        self.evicted.discard(job)
+        self.site.evicted.discard(job)
         self.last_yield = None
         self._common.graph.hold(self.id, job)
         self.ledger.changed()
@@ -677,7 +676,7 @@ class Group:
                     self.intruders[job] = now
                     site.publish("intruded", job, node.id)
                 if site.can_call(node, job, OperationKind.LOCK, now):
-                    site.operations.lock(node.id, job, site.token, now)
+                    self._intruder_locks.add(site.operations.lock(node.id, job, site.token, now).id)
         for job in [job for job in self.intruders if not site.has(job, ContextState.RUNNING)]:
             del self.intruders[job]
 

@@ -56,6 +56,8 @@ class Site:
     troubles: dict[JobId, Trouble] = field(default_factory=dict)
     faults: dict[JobId, str] = field(default_factory=dict)
     new_faults: list[JobId] = field(default_factory=list)
+    evicted: set[JobId] = field(default_factory=set)
+    """Jobs whose lease was ended for them: they may not stay on the device."""
     blocked_since: dict[JobId, float] = field(default_factory=dict)
     indeterminate: dict[tuple[NodeId, JobId], str] = field(default_factory=dict)
     """Contexts of which the driver has not said how an operation ended, and what the agent said of that."""
@@ -90,6 +92,11 @@ class Site:
     def is_torn(self, job: JobId) -> bool:
         """Tell whether a job is saved on some nodes and on the device, or about to be, on others."""
         return self.has(job, ContextState.SAVED) and self.has(job, ContextState.RUNNING, ContextState.TRANSITIONING)
+
+    def unrest(self) -> set[JobId]:
+        """Return the jobs that must go off the device although nobody may be waiting: evicted, or torn."""
+        evicted = {job for job in self.evicted if self.has(job, ContextState.RUNNING) and job not in self.troubles}
+        return evicted | {job for job in self.jobs() if self.is_torn(job) and job not in self.troubles}
 
     def staying_on(self, node: Node, target: JobId | None, *, is_crowded: bool = False) -> set[JobId]:
         """Return the jobs whose locked contexts need not go: `target` is in place already, or fits beside them.

@@ -140,9 +140,11 @@ class Switch:
         if not self._pass_barrier(unsaveable, now):
             return
         is_ready = True
+        moving = site.jobs() if self.target is not None else site.unrest()
         for node in site.nodes:
             staying = unsaveable | site.staying_on(node, self.target, is_crowded=self._is_crowded)
-            steps = forward_steps(node.contexts(site.group), self.target, staying)
+            contexts = {job: view for job, view in node.contexts(site.group).items() if job in moving}
+            steps = forward_steps(contexts, self.target, staying)
             self._perform(node, steps, now)
             if steps or not node.is_connected or site.operations.on(node.id):
                 is_ready = False
@@ -185,35 +187,49 @@ class Switch:
         return f" (processes of no known job on the accelerators: {'; '.join(pids)})" if pids else ""
 
     def _unsaveable_beside(self, now: float) -> set[JobId] | None:
-        """Return the jobs that must stay where they are, locked; None: the target does not fit beside one of them."""
+        """Return the jobs that must stay where they are, locked; None: the target does not fit beside them."""
+        if self.target is None:
+            return set()
+        obstacle = self._obstacle()
+        if obstacle is not None:
+            self._block(*obstacle, now)
+            return None
+        return self._stuck()
+
+    def _stuck(self) -> set[JobId]:
+        """Return the jobs on the device that cannot be saved."""
         site = self._site
-        stuck = {
+        unsaveable = {
             job
             for job, trouble in site.troubles.items()
-            if trouble.tries >= site.settings.max_tries and site.has(job, ContextState.RUNNING) and job != self.target
+            if trouble.tries >= site.settings.max_tries and site.has(job, ContextState.RUNNING)
         }
-        stuck |= {job for job in site.jobs() if job != self.target and site.has(job, ContextState.FAULTED)}
+        failed = {job for job in site.jobs() if site.has(job, ContextState.FAULTED)}
+        return (unsaveable | failed) - {self.target}
+
+    def _obstacle(self) -> tuple[JobId, str, int] | None:
+        """Return who stands in the target's way, why, and how many bytes are missing; None: nobody."""
+        stuck = self._stuck()
+        missing = self._missing_beside(stuck) if stuck else 0
         for job in sorted(stuck):
-            trouble = site.troubles.get(job, Trouble(reason="its context is in the driver's FAILED state"))
-            missing = self._missing_beside(stuck)
+            trouble = self._site.troubles.get(job, Trouble(reason="its context is in the driver's FAILED state"))
             if trouble.cannot_lock or missing:
-                self._block(job, trouble.reason, missing, now)
-                return None
-        return stuck
+                return job, trouble.reason, missing
+        return None
 
     def _missing_beside(self, staying: set[JobId]) -> int:
-        if self.target is None:
-            return 0
         site, target = self._site, self.target
+        assert target is not None, "nobody has to fit when nobody is to be granted"
         return max((site.shortage(node, target, staying & set(node.contexts(site.group)))
                     for node in site.nodes if staying & set(node.contexts(site.group))), default=0)
 
     def _pass_barrier(self, unsaveable: set[JobId], now: float) -> bool:
         """Lock, on all nodes, the jobs that are on several, and those that stay; tell whether all are locked."""
         site = self._site
+        leaving = site.jobs() - {self.target} if self.target is not None else site.unrest()
         spread = {
             job
-            for job in site.jobs() - {self.target}
+            for job in leaving
             if job in unsaveable
             or sum(view.state in (ContextState.RUNNING, ContextState.TRANSITIONING)
                    for _, view in site.contexts_of(job)) > 1
@@ -270,7 +286,8 @@ class Switch:
                     site.operations.unlock(node.id, job, site.token, now)
             return False
         trouble.is_repairing = False
-        self._wait(trouble.tries, now)
+        if trouble.tries < site.settings.max_tries:
+            self._wait(trouble.tries, now)
         return True
 
     def _in_the_way(self, node: Node, job: JobId) -> list[JobId]:
@@ -295,22 +312,23 @@ class Switch:
         """Go on when the cause is gone, or when it is time to try once more."""
         site, blocked = self._site, self.blocked
         assert blocked is not None
-        trouble = site.troubles.get(blocked.job)
         if blocked.job == self.target:
-            missing = max((site.shortage(node, blocked.job, set()) for node in site.nodes), default=0)
-            is_over = not missing
+            is_over = not any(site.shortage(node, blocked.job, set()) for node in site.nodes)
         else:
-            stays = site.has(blocked.job, ContextState.RUNNING, ContextState.TRANSITIONING, ContextState.FAULTED)
-            cannot_lock = trouble is not None and trouble.cannot_lock
-            is_over = not stays or (not cannot_lock and not self._missing_beside({blocked.job}))
+            obstacle = self._obstacle()
+            is_over = obstacle is None
+            if obstacle is not None and obstacle[0] != blocked.job:
+                self.blocked = blocked = Blocked(*obstacle, blocked.retry_s)
+                site.blocked_since.setdefault(blocked.job, now)
         if is_over or now >= blocked.retry_s:
-            if trouble is not None:
-                trouble.tries = min(trouble.tries, site.settings.max_tries - (0 if is_over else 1))
-                trouble.cannot_lock = False
-                trouble.repair_tries = 0
-            self._restore_tries = min(self._restore_tries, site.settings.max_tries - 1)
             if is_over:
                 self.blocked = None  # else it shows on while one more try is made
+            else:
+                for trouble in site.troubles.values():
+                    trouble.tries = min(trouble.tries, site.settings.max_tries - 1)
+                    trouble.cannot_lock = False
+                    trouble.repair_tries = 0
+            self._restore_tries = min(self._restore_tries, site.settings.max_tries - 1)
             self.phase = Phase.FORWARD
         elif site.config.on_unsaveable is OnUnsaveable.KILL and blocked.job != self.target:
             self._kill(blocked, now)

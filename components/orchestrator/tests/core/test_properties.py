@@ -325,6 +325,22 @@ class HostileWorld(RuleBasedStateMachine):
         agent.finish(work)
 
     @precondition(lambda self: self.world is not None)
+    @rule(
+        which=pick,
+        job=jobs,
+        kind=st.sampled_from(["snapshot", "snapshot", "restore"]),
+        fates=st.lists(
+            st.sampled_from(["ok", "rolled back", "rolled back", "failed", "gone", "indeterminate saved"]),
+            min_size=1,
+            max_size=4,
+        ),
+    )
+    def doom(self, which: int, job: str, kind: str, fates: list[str]) -> None:
+        """Say how the next operations of a job on a node will end."""
+        agent = self.w.agents[self.w.node_ids[which % len(self.w.node_ids)]]
+        agent.fates[(kind, JobId(job))].extend(fates)
+
+    @precondition(lambda self: self.world is not None)
     @rule(which=pick, is_saved=st.booleans())
     def driver_says(self, which: int, is_saved: bool) -> None:
         self.resolve(which, is_saved)
@@ -424,6 +440,7 @@ class HostileWorld(RuleBasedStateMachine):
                     view = seen.context(group.id, context.job)
                     is_unseen = view is None or view.state is not ContextState.RUNNING or not seen.is_connected
                     is_next = group.holding is not None and group.holding.lease.job == context.job
+                    is_next |= context.job == group.site.resident  # in memory, and not recorded yet
                     is_noticed = context.job in group.intruders or is_next
                     is_evicted = (str(agent.node), str(group.id), str(context.job)) in self.evicted
                     assert (not context.is_tame and (is_unseen or is_noticed)) or is_evicted, (
@@ -458,6 +475,7 @@ class HostileWorld(RuleBasedStateMachine):
                 str(group.id) for group in self.w.core.groups() for waiter in group.queue if call in waiter.calls
             )
             assert "Blocked" in self.w.conditions(name), f"call {call} waits for ever: {self.story(name)}"
+        self.w.advance(200.0)
         self.only_the_last_holder_can_touch_the_device()
         for group in self.w.core.groups():
             stuck = {job for job, trouble in group.site.troubles.items() if trouble.cannot_lock}
@@ -475,7 +493,7 @@ class HostileWorld(RuleBasedStateMachine):
             f"holding: {group.holding}",
             f"switch: {switch and (switch.target, switch.phase, switch.blocked, vars(switch))}",
             f"operations: {[op for node in site.nodes for op in site.operations.on(node.id)]}",
-            f"troubles: {site.troubles}, faults: {site.faults}, intruders: {group.intruders}, evicted: {group.evicted}",
+            f"troubles: {site.troubles}, faults: {site.faults}, intruders: {group.intruders}, evicted: {site.evicted}",
             f"resident: {site.resident}, pauses: {site.pauses}, durable: {group.ledger.is_clean}",
             f"truth: { {agent.node: list(agent.contexts.values()) for agent in self.w.agents.values()} }",
             f"agents: { {agent.node: (agent.is_up, agent.is_connected) for agent in self.w.agents.values()} }",
@@ -499,7 +517,7 @@ class HostileWorld(RuleBasedStateMachine):
 
     def is_whole(self, group: str, job: str) -> None:
         states = {self.w.state(job, group, node) for node in self.w.node_ids}
-        assert not {"saved", "running"} <= states, f"{job} runs on some nodes only: {states}"
+        assert not {"saved", "running"} <= states, f"{job} runs on some nodes only: {self.story(group)}"
 
 
 HostileWorld.TestCase.settings = settings(

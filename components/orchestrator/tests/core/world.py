@@ -67,7 +67,8 @@ class Context:
     is_unlockable: bool = False
     by_operation: OperationId | None = None
     is_tame: bool = False
-    """It was locked once, or known while its job held the lease: from then on it runs only when it is let."""
+    """It was locked, or known while its job held the lease, and no agent has freed it by a roll-back since: it runs only
+    when the orchestrator lets it."""
 
     def is_free(self) -> bool:
         """Tell whether its processes can touch the device."""
@@ -293,6 +294,7 @@ class Agent:
             context.locked = context.is_tame = True
         elif fate == "rolled back":
             context.state, context.locked = work.before
+            context.is_tame &= not context.is_free()
         elif fate == "failed":
             context.state = ContextState.FAULTED
         else:
@@ -331,6 +333,7 @@ class Agent:
                 context = self.contexts.get(work.key)
                 if work.is_started and context is not None:
                     context.state, context.locked = work.before
+                    context.is_tame &= not context.is_free()
                 work.result = OperationResult(False, rolled_back=True, error="the agent was killed")
         for context in self.contexts.values():
             if context.state is ContextState.TRANSITIONING:
