@@ -117,3 +117,21 @@ def test_cuda_bindings_own_lookup_returns_the_same(node: MockNode) -> None:
     code, address, status = node.process(device=None).cuGetProcAddress(b"cuMemAlloc", 13000, 0)
     assert (code, int(status)) == (CUresult.CUDA_SUCCESS, FOUND)
     assert address
+
+
+def test_older_driver_knows_less(new_node: Callable[..., MockNode]) -> None:
+    """Driver 12.4: no checkpoint calls (12.8), and none of what 13.0 brought, whatever version is asked for."""
+    node = new_node()
+    node.control("reset", "--all")
+    node.control("create", "1x1MiB", "--cuda", "12040")
+    process = node.process()
+    assert process.ok.cuDriverGetVersion() == 12040
+    assert process.entry("cuCheckpointProcessLock", 12080, 0)[:2] == (INVALID_VALUE, 0)
+    assert process.entry("cuCheckpointProcessLock", 12040, 0) == (SUCCESS, 0, SYMBOL_NOT_FOUND, "")
+    assert process.entry("cuCtxCreate", 12040, 0)[3] == "cuCtxCreate_v3"
+    with pytest.raises(RuntimeError, match="cuCheckpointProcessLock is not found"):
+        process.cuCheckpointProcessLock(process.pid, None)
+    process.ok.cuMemFree(process.ok.cuMemAlloc(16))
+    monitor = node.process(device=None)
+    monitor.nvmlInit()
+    assert monitor.nvmlSystemGetCudaDriverVersion() == 12040

@@ -57,7 +57,7 @@ def test_restore_onto_another_gpu(new_node: Callable[..., MockNode]) -> None:
     agent.ok.cuCheckpointProcessLock(target.pid, None)
     agent.ok.cuCheckpointProcessCheckpoint(target.pid, None)
     # Documented: "If an array of GPU UUID pairs is specified, it must contain every checkpointed GPU."
-    assert agent.code.cuCheckpointProcessRestore(target.pid, restore_args(agent, (1, 2))) == INVALID_VALUE
+    assert agent.code.cuCheckpointProcessRestore(target.pid, restore_args(agent, (1, 2), (2, 1))) == INVALID_VALUE
     assert used(node) == [0, 0, 0]
     agent.ok.cuCheckpointProcessRestore(target.pid, restore_args(agent, (0, 2), (2, 0)))
     agent.ok.cuCheckpointProcessUnlock(target.pid, None)
