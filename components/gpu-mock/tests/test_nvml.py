@@ -227,12 +227,11 @@ def test_idle_busy_and_idle_again(node: MockNode, monitor: MockProcess) -> None:
     process = node.process()
     kernels = Kernels(process)
     assert utilization(monitor) == 0
-    kernels.busy(500_000)
+    kernels.busy(1_000_000)
     started = time.monotonic()
     while utilization(monitor) < 98:
-        assert time.monotonic() < started + 0.45  # the window is a third of that, and the kernel longer
+        assert time.monotonic() < started + 0.95  # the window is a sixth of that, and the kernel longer
     process.ok.cuCtxSynchronize()
-    assert utilization(monitor) > 50
     while utilization(monitor) > 0:
         assert time.monotonic() < started + 5
 

@@ -36,7 +36,7 @@ def busy(thread: MockThread, function: int, microseconds: int) -> None:
 def test_default_streams_of_two_threads_do_not_wait_for_each_other(process: MockProcess) -> None:
     function = Kernels(process).function("busy")
     second = second_thread(process)
-    busy(process, function, 200_000)
+    busy(process, function, 400_000)
     assert process.per_thread("cuStreamQuery", 0) == NOT_READY
     assert second.per_thread("cuStreamQuery", 0) == SUCCESS
     assert second.per_thread("cuStreamSynchronize", 0) == SUCCESS
@@ -46,7 +46,7 @@ def test_default_streams_of_two_threads_do_not_wait_for_each_other(process: Mock
 
 def test_legacy_stream_waits_for_them(process: MockProcess) -> None:
     function = Kernels(process).function("busy")
-    busy(process, function, 100_000)
+    busy(process, function, 300_000)
     assert process.code.cuStreamQuery(0) == SUCCESS  # nothing was put into it
     process.ok.cuMemsetD8Async(process.ok.cuMemAlloc(16), 1, 16, 0)
     assert process.code.cuStreamQuery(0) == NOT_READY
@@ -86,7 +86,7 @@ def test_events_in_a_threads_own_stream(process: MockProcess) -> None:
     function = Kernels(process).function("busy")
     second = second_thread(process)
     event = process.ok.cuEventCreate(0)
-    busy(process, function, 100_000)
+    busy(process, function, 300_000)
     assert process.per_thread("cuEventRecord", event, 0) == SUCCESS
     assert process.code.cuEventQuery(event) == NOT_READY
     assert second.per_thread("cuStreamWaitEvent", 0, event, 0) == SUCCESS
@@ -97,7 +97,7 @@ def test_events_in_a_threads_own_stream(process: MockProcess) -> None:
 
 def test_handle_2_means_the_threads_own_stream(process: MockProcess) -> None:
     kernels = Kernels(process)
-    kernels.busy(60_000, stream=2)
+    kernels.busy(200_000, stream=2)
     assert process.per_thread("cuStreamQuery", 0) == NOT_READY
     process.ok.cuStreamSynchronize(2)
     assert process.per_thread("cuStreamQuery", 0) == SUCCESS
