@@ -97,6 +97,8 @@ class Node:
         self.admission.admitted.update(memory.admitted)
         effects: list[Effect] = []
         for key, record in memory.processes:
+            record.left_as = record.state
+            record.suspect_until = now + self._settings.suspect_s  # calls of the earlier agent may take effect yet
             self.registry.restore(key, record)
             effects.append(WatchProcess(record.id))
         self._queue.recover(memory.operations)

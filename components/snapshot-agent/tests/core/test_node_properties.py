@@ -25,7 +25,7 @@ STATES = [DriverState.RUNNING, DriverState.NONE]
 class NodeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = World(suspect_s=1e9)
         self.member: dict[int, ContextKey] = {}
         self.kinds: dict[OperationId, tuple[Kind, ContextKey, bool]] = {}
         self.token = dict.fromkeys(GROUPS, 0)
@@ -137,10 +137,16 @@ class NodeMachine(RuleBasedStateMachine):
     def a_process_ends(self, data: st.DataObject) -> None:
         self.world.kill(data.draw(st.sampled_from(sorted(self.world.targets))))
 
-    @rule(is_lazy_lost=st.booleans(), takes_effect=st.lists(st.booleans(), max_size=4))
-    def the_agent_crashes(self, is_lazy_lost: bool, takes_effect: list[bool]) -> None:
+    @precondition(lambda self: any(t.queue for t in self.world.targets.values()))
+    @rule(data=st.data())
+    def an_abandoned_call_takes_effect(self, data: st.DataObject) -> None:
+        target = data.draw(st.sampled_from([t for t in self.world.targets.values() if t.queue]))
+        target.take(target.queue.pop(0))
+
+    @rule(is_lazy_lost=st.booleans(), fates=st.lists(st.sampled_from(["lost", "done", "late"]), max_size=4))
+    def the_agent_crashes(self, is_lazy_lost: bool, fates: list[str]) -> None:
         fences = (dict(self.world.node.fences.tokens), self.world.node.fences.epoch)
-        self.world.crash(is_lazy_lost, takes_effect)
+        self.world.crash(is_lazy_lost, fates)
         assert (dict(self.world.node.fences.tokens), self.world.node.fences.epoch) == fences
 
     # -- what must hold
@@ -163,7 +169,11 @@ class NodeMachine(RuleBasedStateMachine):
         }
         if result.is_indeterminate:
             assert not result.is_rolled_back
-        elif result.status is Status.COMPLETE:
+            return
+        under_way = {verb for pid in states for verb in self.world.targets[pid].queue}
+        if result.is_rolled_back:
+            assert not under_way & {Verb.CHECKPOINT, Verb.RESTORE}, "what is called rolled back may move yet"
+        if result.status is Status.COMPLETE:
             goal = DriverState.CHECKPOINTED
             if kind is Kind.RESTORE:
                 goal = DriverState.LOCKED if leave_locked else DriverState.RUNNING

@@ -136,6 +136,7 @@ def test_retries_come_with_a_growing_delay(world: World) -> None:
 def test_past_its_deadline_it_is_indeterminate_until_the_driver_says(world: World) -> None:
     a = world.start()
     register(world, "a", a)
+    register(world, "b", world.start(state=DriverState.CHECKPOINTED))
     ask(world, Kind.SNAPSHOT, "a", timeout_s=5.0)
     world.answer(world.calls[0])
     [checkpoint] = world.calls
@@ -297,7 +298,7 @@ def test_a_lock_cut_off_by_a_crash_is_finished(world: World) -> None:
     register(world, "a", first, second)
     ask(world, Kind.UNLOCK, "a", token=1, epoch=1, operation=OperationId("u"))
     ask(world, Kind.LOCK, "a", token=2, epoch=1)
-    world.crash(is_lazy_lost=True, takes_effect=[True, False])
+    world.crash(is_lazy_lost=True, fates=["done", "lost"])
     world.settle()
     assert (first.state, second.state) == (DriverState.LOCKED, DriverState.LOCKED)
 
@@ -306,7 +307,7 @@ def test_a_lock_without_tokens_cut_off_by_a_crash_is_undone(world: World) -> Non
     first, second = world.start(), world.start()
     register(world, "a", first, second)
     ask(world, Kind.LOCK, "a")
-    world.crash(is_lazy_lost=True, takes_effect=[True, False])
+    world.crash(is_lazy_lost=True, fates=["done", "lost"])
     world.settle()
     assert (first.state, second.state) == (DriverState.RUNNING, DriverState.RUNNING)
 
@@ -371,3 +372,79 @@ def test_an_answer_that_comes_twice_changes_nothing(world: World) -> None:
     before = list(world.calls)
     world.post(Answered(lock.operation, lock.process, Verb.LOCK, Refused(999, "late")))
     assert world.calls == before
+
+
+def test_an_unlock_waits_for_the_restore_before_it(world: World) -> None:
+    a, b = world.start(), world.start(state=DriverState.CHECKPOINTED)
+    register(world, "a", a)
+    register(world, "b", b)
+    ask(world, Kind.SNAPSHOT, "a")
+    ask(world, Kind.RESTORE, "b", after=OperationId("snapshot-a"), leave_locked=True)
+    unlock = ask(world, Kind.UNLOCK, "b", timeout_s=60.0)
+    assert unlock not in world.refused
+    drain(world)
+    assert unlock in world.accepted
+    assert b.state is DriverState.RUNNING
+
+
+def test_a_process_that_started_cuda_unseen_is_saved_with_the_others(world: World) -> None:
+    seen, unseen = world.start(), world.start(state=DriverState.NONE)
+    register(world, "a", seen, unseen)
+    unseen.state = DriverState.RUNNING
+    ask(world, Kind.SNAPSHOT, "a")
+    drain(world)
+    assert (seen.state, unseen.state) == (DriverState.CHECKPOINTED, DriverState.CHECKPOINTED)
+
+
+def test_a_failed_snapshot_leaves_the_holder_admitted(world: World) -> None:
+    a = world.start()
+    register(world, "a", a)
+    ask(world, Kind.UNLOCK, "a", token=1, epoch=1, operation=OperationId("u"))
+    ask(world, Kind.SNAPSHOT, "a", token=2, epoch=1)
+    world.answer(world.calls[0], Stopped("stopped by a signal"))
+    assert world.results[OperationId("snapshot-a")][0].is_rolled_back
+    world.settle()
+    assert a.state is DriverState.RUNNING
+    assert world.node.admission.admitted[G] == "a"
+
+
+def test_a_lock_that_comes_late_is_undone(world: World) -> None:
+    a = world.start()
+    register(world, "a", a)
+    lock = ask(world, Kind.LOCK, "a", timeout_s=1.0)
+    world.pass_time(2.0)
+    world.answer(world.calls[0], Abandoned("no answer"))
+    drain(world)
+    assert world.refused[lock].refusal.kind is RefusalKind.TIMED_OUT
+    a.state = DriverState.LOCKED
+    world.now += 0.25
+    world.sample()
+    drain(world)
+    assert a.state is DriverState.RUNNING
+
+
+def test_out_of_memory_in_a_restore_is_a_fault_and_not_rolled_back(world: World) -> None:
+    a = world.start(state=DriverState.CHECKPOINTED)
+    register(world, "a", a)
+    ask(world, Kind.RESTORE, "a")
+    world.answer(world.calls[0], Refused(Code.OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"))
+    result = world.results[OperationId("restore-a")][0]
+    assert (result.status, result.is_rolled_back) == (Status.FAILED, False)
+    assert world.node.views()[0].state is ContextState.FAULTED
+
+
+def test_after_a_restart_past_the_deadline_nothing_is_called_rolled_back_that_may_move_yet(world: World) -> None:
+    a = world.start()
+    register(world, "a", a)
+    ask(world, Kind.LOCK, "a")
+    drain(world)
+    ask(world, Kind.SNAPSHOT, "a", timeout_s=1.0)
+    world.crash(is_lazy_lost=True, fates=["late"])
+    world.pass_time(1.5)
+    assert not world.results
+    drain(world)
+    for _ in range(4):
+        world.pass_time(1.0)
+        drain(world)
+    assert world.results[OperationId("snapshot-a")][-1].status is Status.COMPLETE
+    assert a.state is DriverState.CHECKPOINTED

@@ -31,6 +31,7 @@ from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Result
 from snapshot_agent_server.core.outcomes import (
     RESULT_OF,
+    STARTS_FROM,
     Abandoned,
     Code,
     Done,
@@ -47,12 +48,6 @@ from snapshot_agent_server.core.settings import CoreSettings
 
 MIB = 1 << 20
 GPU = {GroupId("g"): AcceleratorId("GPU-0"), GroupId("h"): AcceleratorId("GPU-1")}
-FROM = {
-    Verb.LOCK: DriverState.RUNNING,
-    Verb.CHECKPOINT: DriverState.LOCKED,
-    Verb.RESTORE: DriverState.CHECKPOINTED,
-    Verb.UNLOCK: DriverState.LOCKED,
-}
 
 
 @dataclass
@@ -61,6 +56,21 @@ class Target:
     group: GroupId
     state: DriverState
     size: int = 8 * MIB
+    queue: list[Verb] = field(default_factory=list)
+    """Abandoned calls that are under way in the target still. The driver takes one after the other."""
+
+    def take(self, verb: Verb) -> Outcome:
+        if self.state is DriverState.NONE:
+            return Refused(Code.INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE")
+        if self.state is not STARTS_FROM[verb]:
+            return Refused(Code.ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE")
+        self.state = RESULT_OF[verb]
+        usage = {GPU[self.group]: self.size} if verb is Verb.CHECKPOINT else None
+        return Done(self.state, 10, usage)
+
+    def drain(self) -> None:
+        while self.queue:
+            self.take(self.queue.pop(0))
 
 
 @dataclass
@@ -177,13 +187,8 @@ class World:
             if target.state is DriverState.NONE:
                 return Refused(Code.INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE")
             return Done(target.state)
-        if target.state is DriverState.NONE:
-            return Refused(Code.INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE")
-        if target.state is not FROM[call.verb]:
-            return Refused(Code.ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE")
-        target.state = RESULT_OF[call.verb]
-        usage = {GPU[target.group]: target.size} if call.verb is Verb.CHECKPOINT else None
-        return Done(target.state, 10, usage)
+        target.drain()
+        return target.take(call.verb)
 
     def no_room(self, call: CallDriver) -> NoRoom:
         target = self.targets[call.process.pid]
@@ -212,11 +217,19 @@ class World:
         taken_at, self.now = self.now, self.now + 1e-4
         self.post(Sampled(Sample(taken_at, tuple(devices), states)))
 
-    def crash(self, is_lazy_lost: bool, takes_effect: Sequence[bool] = ()) -> None:
-        """The agent is killed and starts again. Calls under way are cut off, and take effect or not."""
-        for call, does in zip(self.calls, [*takes_effect, *[False] * len(self.calls)], strict=False):
-            if does:
+    def hang(self, call: CallDriver) -> None:
+        """A call that is not answered, and is under way in the target still."""
+        target = self.targets.get(call.process.pid)
+        if target is not None and call.verb is not Verb.STATE:
+            target.queue.append(call.verb)
+
+    def crash(self, is_lazy_lost: bool, fates: Sequence[str] = ()) -> None:
+        """The agent is killed and starts again. Calls under way are cut off: "lost", "done" or "late"."""
+        for call, fate in zip(self.calls, [*fates, *["lost"] * len(self.calls)], strict=False):
+            if fate == "done":
                 self.obey(call)
+            elif fate == "late":
+                self.hang(call)
         self.calls.clear()
         if not is_lazy_lost:
             self._flush()
@@ -233,6 +246,8 @@ class World:
     def settle(self, seconds: float = 300.0) -> None:
         """Faults are over: answer all calls by the rules, sample, and let time pass, until nothing is left to do."""
         end = self.now + seconds
+        for target in self.targets.values():
+            target.drain()
         while self.now < end:
             while self.calls:
                 self.answer(self.calls[0])
@@ -294,7 +309,7 @@ class World:
         self._lazy.clear()
 
 
-FAULTS = ("flake", "died", "died after", "refused")
+FAULTS = ("flake", "died", "died after", "late", "refused")
 
 
 def fault(world: World, call: CallDriver, kind: str) -> Outcome:
@@ -307,10 +322,13 @@ def fault(world: World, call: CallDriver, kind: str) -> Outcome:
         case "died after":
             world.obey(call)
             return Abandoned("no answer")
+        case "late":
+            world.hang(call)
+            return Abandoned("no answer")
         case _:
             if call.verb is Verb.STATE:
                 return Refused(999, "CUDA_ERROR_UNKNOWN")
             return world.no_room(call) if call.verb is Verb.RESTORE else Refused(Code.NOT_SUPPORTED, "NOT_SUPPORTED")
 
 
-__all__ = ["FAULTS", "FROM", "GPU", "Kind", "Target", "World", "fault"]
+__all__ = ["FAULTS", "GPU", "Kind", "Target", "World", "fault"]

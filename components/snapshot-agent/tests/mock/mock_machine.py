@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from node_under_test import Client, following
-from snapshot_agent_server.processes import proc
 
 TARGET = Path(__file__).with_name("target.py")
 
@@ -43,11 +42,10 @@ class TargetProcess:
         self._process.kill()
         await self._process.wait()
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """SIGSTOP, and wait until it has taken effect."""
         self._process.send_signal(signal.SIGSTOP)
-        while (facts := proc.facts(self.pid)) is not None and not facts.stopped:
-            await asyncio.sleep(0.001)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def cont(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -109,7 +109,7 @@ async def test_row_9_a_stopped_process_is_found_before_the_lock(machine: MockMac
     target = await machine.target()
     async with machine.served() as client:
         await client.register("a", "g", target.pid)
-        await target.stop()
+        target.stop()
         try:
             with pytest.raises(grpc.aio.AioRpcError, match=f"process {target.pid} is stopped") as caught:
                 await client.lock("a", timeout_ms=60_000)
