@@ -10,12 +10,17 @@ from orchestrator.api.server import OrchestratorService
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb_grpc
 
+MAX_PENDING_CALLS = 100_000
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TimeSliceOrchestratorService"].full_name
 
 
 def _options(max_message_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
+        # Of more calls than this that come at once, gRPC would cancel some without a reason (its own limit is 1,000): a
+        # thousand jobs that all find their orchestrator again after a restart.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.so_reuseport", 0),  # else a second server on the same port starts without a word
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),

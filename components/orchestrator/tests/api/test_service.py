@@ -354,3 +354,10 @@ async def test_stopping_refuses_new_calls_and_ends_waiting_ones_without_telling_
             assert code is grpc.StatusCode.UNAVAILABLE
             assert "request_id" in text
     assert core.count(CallCancelled) + core.count(SessionStreamLost) + core.count(SessionClosed) == 0
+
+
+async def test_thousands_of_calls_at_once_are_all_answered(tmp_path: Path) -> None:
+    """As when an orchestrator is back after a restart; gRPC's own limit would cancel some without a reason."""
+    async with served(tmp_path) as (_, _, stub, _):
+        calls = [stub.ListGroups(pb.ListGroupsRequest()) for _ in range(4000)]
+        assert {len((await call).group_ids) for call in calls} == {1}

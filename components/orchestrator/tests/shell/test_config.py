@@ -21,9 +21,8 @@ def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
 
 def test_every_setting_can_be_set_and_must_be_above_zero() -> None:
     for field in fields(OrchestratorConfig):
-        value = 7 if field.name != "poll_last_s" else 3
-        changed = OrchestratorConfig.from_settings({env_name(field.name): str(value)}, {}) if (
-            field.name != "poll_first_s") else OrchestratorConfig.from_settings({env_name(field.name): "0.5"}, {})
+        value = "0.5" if field.name == "poll_first_s" else "7"
+        changed = OrchestratorConfig.from_settings({env_name(field.name): value}, {})
         assert getattr(changed, field.name) != getattr(OrchestratorConfig(), field.name)
         with pytest.raises(BadConfig, match=env_name(field.name)):
             OrchestratorConfig.from_settings({env_name(field.name): "0"}, {})
