@@ -95,11 +95,13 @@ class Node:
         if not self._by_job[job]:
             del self._by_job[job]
 
-    def explain(self, group: GroupId, job: JobId) -> None:
-        """Believe the agent that a context is not there, on an operator's word."""
+    def explain(self, group: GroupId, job: JobId) -> bool:
+        """Believe the agent that a context is not there, on an operator's word; tell whether that was in doubt."""
         view = self.context(group, job)
-        if view is not None and view.reason == UNEXPLAINED:
-            self._store(replace(view, state=ContextState.IDLE, reason=""))
+        if view is None or not is_unexplained(view):
+            return False
+        self._store(replace(view, state=ContextState.IDLE, reason=""))
+        return True
 
     def _store(self, view: ContextView) -> None:
         self._by_group.setdefault(view.group, {})[view.job] = view

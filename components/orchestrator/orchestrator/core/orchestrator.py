@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from orchestrator.core import texts
+from orchestrator.core.common import Common
 from orchestrator.core.effects import (
     AnswerSession,
     Effect,
@@ -44,7 +45,7 @@ from orchestrator.core.events import (
     Woken,
     YieldRequested,
 )
-from orchestrator.core.group import Common, Group
+from orchestrator.core.group import Group
 from orchestrator.core.identifiers import Identifiers
 from orchestrator.core.invariants import check_group
 from orchestrator.core.nodes import Node
@@ -54,7 +55,6 @@ from orchestrator.core.timers import Timers
 from orchestrator.core.types import (
     CallId,
     CoreSettings,
-    Ending,
     Epoch,
     EvictAction,
     GroupConfig,
@@ -83,7 +83,7 @@ class Orchestrator:
         self._records: dict[GroupId, GroupRecord] = {}
         self._sessions = Sessions(settings, self._nodes, self._timers)
         self._graph = WaitGraph()
-        self._calls: dict[CallId, Group] = {}
+        self._calls: dict[CallId, GroupId] = {}
         self._common: Common | None = None
         self._epoch = Epoch(0)
         self._woken_at: float | None = None
@@ -143,10 +143,10 @@ class Orchestrator:
             case YieldRequested():
                 self._give_back(event, now)
             case CallCancelled(call):
-                group = self._calls.pop(call, None)
-                if group is not None:
-                    group.cancel(call, now)
-                    self._touch(group.id)
+                name = self._calls.pop(call, None)
+                if name is not None:
+                    self._groups[name].cancel(call, now)
+                    self._touch(name)
             case EvictRequested():
                 self._evict(event, now)
             case SessionRenewed() | SessionStreamLost() | SessionClosed():
@@ -181,7 +181,7 @@ class Orchestrator:
             self._configure(config, now)
         for ended in event.ended:
             if ended.group in self._groups:
-                self._groups[ended.group].outcomes.add(ended, now)
+                self._groups[ended.group].leases.outcomes.add(ended, now)
         for waiter in sorted(event.waiters, key=lambda waiter: waiter.sequence):
             if waiter.group in self._groups:
                 self._groups[waiter.group].restore_waiter(waiter, now)
@@ -292,7 +292,7 @@ class Orchestrator:
                 holding = group.holding
                 if holding is None or (event.job is not None and holding.lease.job != event.job):
                     return texts.nothing_to_evict(group.id, f"no lease of job {event.job or ''!r}")
-                group.end_lease(Ending.EVICTED, event.reason or "ended by an operator", now)
+                group.evict(event.reason, now)
                 return [f"lease {holding.lease.token} of job {holding.lease.job!r} ended"]
             case EvictAction.DROP_WAITER:
                 waiters = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator.core.effects import Effect, Publish
 from orchestrator.core.identifiers import Identifiers
 from orchestrator.core.nodes import Node
-from orchestrator.core.operations import OperationKind, Operations
+from orchestrator.core.operations import End, OperationKind, Operations, Outcome
 from orchestrator.core.room import shortage
 from orchestrator.core.timers import Timer, Timers
 from orchestrator.core.types import (
@@ -36,6 +36,15 @@ class Trouble:
     """It must be whole on the device again before anything else happens."""
     repair_tries: int = 0
     cannot_lock: bool = False
+
+    def failed(self, reason: str, *, cannot_lock: bool) -> None:
+        """Count a try, unless it was part of a repair."""
+        self.reason = reason
+        self.cannot_lock = cannot_lock
+        if not self.is_repairing:
+            self.tries += 1
+            self.is_repairing = True
+            self.repair_tries = 0
 
 
 @dataclass(slots=True)
@@ -122,6 +131,35 @@ class Site:
     def shortage(self, node: Node, target: JobId, staying: set[JobId]) -> int:
         """Return by how many bytes `target` does not fit on a node beside `staying`."""
         return shortage(node, self.group, target, staying, self.settings.restore_margin_bytes)
+
+    def accelerators(self) -> tuple[str, ...]:
+        """Return "NODE/ACCELERATOR" of each accelerator of the group, as far as its agents have said."""
+        return tuple(
+            f"{node.id}/{view.accelerator}" for node in self.nodes for view in node.accelerators_of(self.group)
+        )
+
+    def use_token(self, token: Token) -> None:
+        """Send this token with every further call, now that it is durable."""
+        self.token = max(self.token, token)
+
+    @property
+    def is_repairing(self) -> bool:
+        """A job must be made whole before anything else."""
+        return any(trouble.is_repairing for trouble in self.troubles.values())
+
+    def publish_end(self, outcome: Outcome, now: float) -> None:
+        """Tell people how an operation ended, and what starts with its end."""
+        operation, result = outcome.operation, outcome.result
+        elapsed_s = result.elapsed_s if result is not None else now - operation.started_s
+        is_move = operation.kind in (OperationKind.SNAPSHOT, OperationKind.RESTORE)
+        if outcome.end is End.DONE and is_move:
+            self.publish(f"{operation.kind}_finished", operation.job, operation.node, elapsed_s)
+            for other in self.operations.on(operation.node):
+                if other.after == operation.id:
+                    self.publish("restore_started", other.job, other.node)
+        elif outcome.end not in (End.DONE, End.LOST):
+            detail = f"{outcome.end}: {outcome.error}"
+            self.publish(f"{operation.kind}_failed", operation.job, operation.node, elapsed_s, detail)
 
     def fault(self, job: JobId, reason: str) -> None:
         """Note that a job cannot be served until somebody acts."""

@@ -109,12 +109,8 @@ class Switch:
                 pass
             case OperationKind.SNAPSHOT | OperationKind.LOCK:
                 trouble = site.troubles.setdefault(operation.job, Trouble())
-                trouble.reason = f"node {operation.node}: {outcome.error}"
-                if not trouble.is_repairing:
-                    trouble.tries += 1
-                    trouble.is_repairing = True
-                    trouble.repair_tries = 0
-                trouble.cannot_lock = operation.kind is OperationKind.LOCK
+                cannot_lock = operation.kind is OperationKind.LOCK
+                trouble.failed(f"node {operation.node}: {outcome.error}", cannot_lock=cannot_lock)
             case OperationKind.RESTORE:
                 if operation.job in site.troubles:
                     site.troubles[operation.job].repair_tries += 1
@@ -128,7 +124,7 @@ class Switch:
     def _forward(self, now: float) -> None:
         site = self._site
         self.phase = Phase.FORWARD
-        if any(trouble.is_repairing for trouble in site.troubles.values()):
+        if site.is_repairing:
             self.phase = Phase.REPAIR
             return
         self._forget_troubles()

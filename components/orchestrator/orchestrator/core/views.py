@@ -23,13 +23,13 @@ ON_DEVICE = (ContextState.RUNNING, ContextState.TRANSITIONING, ContextState.FAUL
 def view_group(group: Group, settings: CoreSettings, sessions: Sessions, now: float) -> GroupView:
     """Return everything that status shows of a group."""
     site, holding, switch = group.site, group.holding, group.switch
-    held_s = group.held_s + (now - holding.placed_s if holding is not None and holding.is_placed else 0.0)
+    held_s = group.leases.held_s + (now - holding.placed_s if holding is not None and holding.is_placed else 0.0)
     seen_s = now - group.first_seen_s
     lease = holding.lease if holding is not None and holding.is_recorded else None
     return GroupView(
         group=group.id,
         state=_state(group, settings, now),
-        state_since_s=group.state_since_s,
+        state_since_s=_since(group),
         lease=lease,
         granted_at_s=holding.since_s if holding is not None and lease is not None else None,
         next_job=switch.target if switch is not None else None,
@@ -39,9 +39,9 @@ def view_group(group: Group, settings: CoreSettings, sessions: Sessions, now: fl
         ),
         resident_jobs=tuple(sorted(job for job in site.jobs() if site.has(job, *ON_DEVICE))),
         held_share=held_s / seen_s if seen_s > 0 else 0.0,
-        handoffs_total=group.handoffs_total,
+        handoffs_total=group.leases.handoffs_total,
         conditions=_conditions(group, settings, sessions, now),
-        accelerators=group.accelerators(),
+        accelerators=site.accelerators(),
         contexts=tuple(
             NodeContextView(node.id, context)
             for node in site.nodes
@@ -60,6 +60,10 @@ def _state(group: Group, settings: CoreSettings, now: float) -> GroupState:
     if any(group.site.has(job, *ON_DEVICE) for job in group.site.jobs()):
         return GroupState.IDLE_YIELDED
     return GroupState.IDLE
+
+
+def _since(group: Group) -> float:
+    return max(group.leases.changed_s, group.switched_s)
 
 
 def _loaded_job(group: Group) -> JobId | None:
@@ -98,7 +102,7 @@ def _conditions(group: Group, settings: CoreSettings, sessions: Sessions, now: f
         found.append(Condition(ConditionKind.INTRUDER, f"job {job!r} uses the device without the lease; it is locked",
                                since_s, (job,), "Let the job acquire the group before it touches the device."))
     for job, reason in sorted(site.faults.items()):
-        found.append(Condition(ConditionKind.FAULTED, f"job {job!r}: {reason}", group.state_since_s, (job,),
+        found.append(Condition(ConditionKind.FAULTED, f"job {job!r}: {reason}", _since(group), (job,),
                                "End its processes and start them anew, or evict with ACTION_CLEAR_FAULT."))
     for node in site.nodes:
         since = _silence_since(group, node, settings, now)
@@ -114,19 +118,19 @@ def _conditions(group: Group, settings: CoreSettings, sessions: Sessions, now: f
             elif context.state is ContextState.TRANSITIONING and (node.id, job) in site.indeterminate:
                 error = site.indeterminate[(node.id, job)]
                 found.append(Condition(ConditionKind.INDETERMINATE, f"node {node.id!r}, job {job!r}: {error}",
-                                       group.state_since_s, (job,),
+                                       _since(group), (job,),
                                        "Nothing can be done before the driver answers, except to end the processes."))
     if group.ledger.failure is not None:
-        found.append(Condition(ConditionKind.STORE_UNAVAILABLE, group.ledger.failure, group.state_since_s, (),
+        found.append(Condition(ConditionKind.STORE_UNAVAILABLE, group.ledger.failure, _since(group), (),
                                "No new lease before the store takes records again; it is tried all the time."))
     holding = group.holding
     if holding is not None and holding.lease.session is not None and sessions.is_starved(holding.lease.session, now):
         found.append(Condition(ConditionKind.STARVED, f"session {holding.lease.session!r} is not renewed", now,
                                (holding.lease.job,), "The client's threads get no time; its lease stands."))
-    configured = {f"{node}/{accelerator}" for node, accelerator in group.config.accelerators}
-    if configured and site.is_known and configured != set(group.accelerators()):
+    configured = {f"{node}/{accelerator}" for node, accelerator in site.config.accelerators}
+    if configured and site.is_known and configured != set(site.accelerators()):
         found.append(Condition(ConditionKind.MISCONFIGURED,
                                f"configured are {', '.join(sorted(configured))}; the agents say"
-                               f" {', '.join(group.accelerators()) or 'none'}",
+                               f" {', '.join(site.accelerators()) or 'none'}",
                                group.first_seen_s, (), "Correct --agent here or --group at the agent."))
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from orchestrator.core.types import GroupId, JobId, RefusalCode
 from orchestrator.core.wait_graph import WaitGraph
 from world import World

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from orchestrator.core import events as ev
 from orchestrator.core.types import CallId, ContextState, EvictAction, GroupId, JobId, NodeId, OnUnsaveable, RefusalCode
 from world import World, with_settings

@@ -15,8 +15,9 @@ import os
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from orchestrator.core import events as ev
-from orchestrator.core.invariants import check_group
+from orchestrator.core.invariants import check_exclusion, check_group
 from orchestrator.core.types import (
     AgentErrorKind,
     CallId,
@@ -453,6 +454,7 @@ class HostileWorld(RuleBasedStateMachine):
             assert self.w.stepped_down is None, self.w.stepped_down
             for group in self.w.core.groups():
                 check_group(group)
+                check_exclusion(group)
 
     # ------------------------------------------------------------ the end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from orchestrator.core import events as ev
 from orchestrator.core.types import GroupId, JobId, RefusalCode, RequestId
 from world import World

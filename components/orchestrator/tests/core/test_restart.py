@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from orchestrator.core.types import Epoch, GroupId, Token
 from world import World
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from orchestrator.simulate import Acquire, Program, SimulationStuck, SwapTimes, Work, Yield, simulate
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from orchestrator.core.types import CallId, ContextState
 from world import World
 

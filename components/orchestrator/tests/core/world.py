@@ -67,8 +67,8 @@ class Context:
     is_unlockable: bool = False
     by_operation: OperationId | None = None
     is_tame: bool = False
-    """It was locked, or known while its job held the lease, and no agent has freed it by a roll-back since: it runs only
-    when the orchestrator lets it."""
+    """It was locked, or known while its job held the lease, and no agent has freed it by a roll-back since: it runs
+    only when the orchestrator lets it."""
 
     def is_free(self) -> bool:
         """Tell whether its processes can touch the device."""
