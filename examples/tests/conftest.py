@@ -8,6 +8,7 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
+
 from timeslice_demo.digits import Digits, read_digits, save_digits  # noqa: E402
 
 

@@ -1,9 +1,10 @@
 """The bound: cases that can be worked out by hand, what must hold for all, and a second simulation that must agree."""
 
-import independent_simulation
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import independent_simulation
 from timeslice_demo.bound import simulate
 from timeslice_demo.phases import Acquire, Yield, actions
 from timeslice_demo.recorded import Plan, Pool, Step, Swap, make_plan

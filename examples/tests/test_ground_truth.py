@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from timeslice_demo.ground_truth import JournalLine, Lease, judge, read_journal
 from timeslice_demo.recorded import Pool
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from timeslice_demo import grpo
 from timeslice_demo.digits import HELD_OUT, Digits
 from timeslice_demo.grpo import Adam, Floats, GrpoConfig, Rollouts, generate, initial_adam, initial_weights, train

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from hand_made_runs import MS, ORDINALS, PLAN, SETTINGS, group_log, kernel, solo, timesliced
 from timeslice_demo.ground_truth import Lease
 from timeslice_demo.job_events import EventKind, JobEvent

@@ -3,6 +3,7 @@
 import statistics
 
 import pytest
+
 from timeslice_demo.recorded import Pool, make_plan, recorded_run
 
 

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+
 from hand_made_runs import ORDINALS, PLAN, SETTINGS, kernel, solo, timesliced
 from timeslice_demo.outcome import Outcome, make_outcome, summary
 from timeslice_demo.report import html_page, write_report

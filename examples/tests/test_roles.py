@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from fake_accelerator import FakeAccelerator
 from timeslice_demo.digits import Digits
 from timeslice_demo.grpo import GrpoConfig

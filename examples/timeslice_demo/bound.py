@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator import simulate as core
-
 from timeslice_demo.phases import Acquire, Action, Work, Yield, actions
 from timeslice_demo.recorded import Pool, Step, Swap
 

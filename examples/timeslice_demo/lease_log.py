@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2, orchestrator_pb2_grpc
 
 from timeslice_demo.ground_truth import Lease
 from timeslice_demo.recorded import Pool
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2, orchestrator_pb2_grpc
 
 GRANTED = "granted"
 YIELDED = "yielded"

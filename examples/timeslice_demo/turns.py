@@ -7,7 +7,6 @@ from typing import Protocol
 
 from timeslice import TimeSliceOrchestratorClient
 from timeslice.snapshot_agent import register_workload
-
 from timeslice_demo.recorded import Pool
 
 

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from cuda.bindings import driver
+
 from timeslice import TimeSliceOrchestratorClient
 
 PTX = b""".version 7.0

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+
 from timeslice import TimeSliceOrchestratorClient
 from timeslice.snapshot_agent import WorkloadHandle, register_workload
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2, orchestrator_pb2_grpc

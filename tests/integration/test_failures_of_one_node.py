@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from calls import SWITCHING, Caller, has_condition, held_by, waiting
 from device_truth import overlaps_of_unlocked_work
 from machine import DeviceProcess, Machine

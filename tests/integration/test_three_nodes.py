@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from calls import SWITCHING, Caller, waiting
 from machine import DeviceProcess, Machine
 
