@@ -95,10 +95,15 @@ class Client:
         return await self.stub.Unlock(pb.UnlockRequest(context=ref, **fields))
 
 
+def connected(address: str) -> grpc.aio.Channel:
+    """A channel that knows nothing of earlier ones: after a restart it does not wait out their backoff."""
+    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
 @asynccontextmanager
 async def following(address: str, epoch: int = 0) -> AsyncIterator[Client]:
     """A client whose Watch has delivered its first event."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with connected(address) as channel:
         client = Client(channel)
         watch = asyncio.create_task(client.follow(epoch), name="watch")
         try:

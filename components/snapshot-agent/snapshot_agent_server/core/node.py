@@ -101,7 +101,7 @@ class Node:
             record.suspect_until = now + self._settings.suspect_s  # calls of the earlier agent may take effect yet
             self.registry.restore(key, record)
             effects.append(WatchProcess(record.id))
-        self._queue.recover(memory.operations)
+        self._queue.recover(memory.operations, now)
         effects += self._queue.heal(self.registry.contexts, now)
         return effects + self._follow_up(now)
 

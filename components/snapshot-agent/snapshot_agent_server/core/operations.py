@@ -80,6 +80,8 @@ class Operation:
     epoch: int = 0
     is_left_locked: bool = False
     after: OperationId | None = None
+    waiting_since: float = 0.0
+    """When this agent process took it up: from then on it waits for `after` to arrive."""
     call: int | None = None
     """The Lock or Unlock call that waits for it."""
     is_own: bool = False

@@ -56,7 +56,7 @@ class Queue:
             else:
                 times.append(operation.deadline)
                 if operation.after is not None and operation.after not in self.operations:
-                    times.append(operation.accepted_at + self._settings.after_wait_s)
+                    times.append(operation.waiting_since + self._settings.after_wait_s)
         return min((time for time in times if time is not None), default=None)
 
     def requested(self, event: Requested, keys: tuple[ContextKey, ...], now: float) -> list[Effect]:
@@ -86,6 +86,7 @@ class Queue:
             epoch=event.epoch,
             is_left_locked=event.leave_locked,
             after=event.after,
+            waiting_since=now,
             call=None if event.kind.moves_memory else event.call,
         )
         for key in keys:
@@ -129,11 +130,12 @@ class Queue:
         """The job is back with new processes."""
         self._lost.pop(key, None)
 
-    def recover(self, operations: Iterable[Operation]) -> None:
+    def recover(self, operations: Iterable[Operation], now: float) -> None:
         """Take over recorded operations. Those that were under way go on, in their phase, from the driver's states."""
         for operation in operations:
             self.operations[operation.id] = operation
             if not operation.is_ended:
+                operation.waiting_since = now
                 for work in operation.work.values():
                     work.in_flight = None
                     if operation.kind.moves_memory:
@@ -203,7 +205,7 @@ class Queue:
             before = self.operations.get(operation.after)
             if before is None:
                 waited = f"operation {operation.after!r}, which it follows, is not known here"
-                return waited, waited if now >= operation.accepted_at + self._settings.after_wait_s else ""
+                return waited, waited if now >= operation.waiting_since + self._settings.after_wait_s else ""
             if before.result is None:
                 return f"operation {operation.after!r} is under way", ""
             if before.result.status is not Status.COMPLETE:

@@ -439,12 +439,21 @@ def test_after_a_restart_past_the_deadline_nothing_is_called_rolled_back_that_ma
     ask(world, Kind.LOCK, "a")
     drain(world)
     ask(world, Kind.SNAPSHOT, "a", timeout_s=1.0)
-    world.crash(is_lazy_lost=True, fates=["late"])
-    world.pass_time(1.5)
+    world.crash(is_lazy_lost=True, fates=["late"], down_s=2.0)
     assert not world.results
-    drain(world)
     for _ in range(4):
         world.pass_time(1.0)
         drain(world)
     assert world.results[OperationId("snapshot-a")][-1].status is Status.COMPLETE
     assert a.state is DriverState.CHECKPOINTED
+
+
+def test_after_a_restart_a_restore_waits_anew_for_the_snapshot_that_was_lost(world: World) -> None:
+    a, b = world.start(), world.start(state=DriverState.CHECKPOINTED)
+    register(world, "a", a)
+    register(world, "b", b)
+    ask(world, Kind.RESTORE, "b", after=OperationId("snapshot-a"))
+    world.crash(is_lazy_lost=True, down_s=10.0)
+    ask(world, Kind.SNAPSHOT, "a")
+    drain(world)
+    assert world.results[OperationId("restore-b")][0].status is Status.COMPLETE

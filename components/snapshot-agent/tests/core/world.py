@@ -223,8 +223,8 @@ class World:
         if target is not None and call.verb is not Verb.STATE:
             target.queue.append(call.verb)
 
-    def crash(self, is_lazy_lost: bool, fates: Sequence[str] = ()) -> None:
-        """The agent is killed and starts again. Calls under way are cut off: "lost", "done" or "late"."""
+    def crash(self, is_lazy_lost: bool, fates: Sequence[str] = (), down_s: float = 0.0) -> None:
+        """The agent is killed, and starts again after `down_s`. Calls are cut off: "lost", "done" or "late"."""
         for call, fate in zip(self.calls, [*fates, *["lost"] * len(self.calls)], strict=False):
             if fate == "done":
                 self.obey(call)
@@ -234,6 +234,7 @@ class World:
         if not is_lazy_lost:
             self._flush()
         self._lazy.clear()
+        self.now += down_s
         self.node = Node(self.settings)
         self.published.clear()
         states = {target.id: target.state for target in self.targets.values()}

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from mock_machine import MockMachine
-from node_under_test import Client, following
+from node_under_test import Client, connected, following
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 
 MIB = 1 << 20
@@ -421,3 +421,37 @@ async def finished(client: Client, operation: str) -> pb.GetOperationResponse:
         await client.until(lambda: operation in client.ended and not client.ended[operation].indeterminate)
         result = await ask()
     return result
+
+
+async def test_row_15_killed_anywhere_in_a_switch_it_finishes_it(machine: MockMachine) -> None:
+    """Two jobs take turns; in each switch the agent is killed, a little later every time, and started again."""
+    jobs = {"a": [await machine.target() for _ in range(2)], "b": [await machine.target(None) for _ in range(2)]}
+    async with machine.served() as client:
+        for job, targets in jobs.items():
+            await client.register(job, "g", *(target.pid for target in targets))
+        await client.snapshot("a", id="s", fencing_token=1, leader_epoch=1)
+        await client.unlock("b", fencing_token=1, leader_epoch=1)
+    for target in jobs["b"]:
+        assert await target.tell("alloc", 0, 8 * MIB) == "ok"
+    holder, other = "b", "a"
+    for turn in range(2, 8):
+        fence = {"fencing_token": turn, "leader_epoch": 1}
+        save = pb.SnapshotRequest(job_id=holder, group="g", operation_id=f"s{turn}", **fence)
+        load = pb.RestoreRequest(
+            job_id=other, group="g", operation_id=f"r{turn}", after_operation_id=f"s{turn}", leave_locked=True, **fence
+        )
+        async with machine.agent("--workers", "1") as agent, connected(machine.address) as channel:
+            stub = Client(channel).stub
+            calls = asyncio.gather(stub.Snapshot(save), stub.Restore(load), return_exceptions=True)
+            await asyncio.sleep((turn - 1) * 0.004)  # the moment of the kill, not a wait for anything
+            await agent.kill()
+            await calls
+        async with machine.served("--workers", "1") as client:
+            await client.stub.Snapshot(save)
+            await client.stub.Restore(load)
+            assert (await finished(client, f"s{turn}")).status == COMPLETE
+            assert (await finished(client, f"r{turn}")).status == COMPLETE
+            await client.unlock(other, **fence)
+        holder, other = other, holder
+        assert [await target.tell("check") for target in jobs[holder]] == ["same", "same"]
+        assert {machine.state_of(target.pid) for target in jobs[other]} == {"checkpointed"}
