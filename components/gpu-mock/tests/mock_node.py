@@ -62,6 +62,15 @@ def library_folder() -> Path:
     return Path(named).absolute()
 
 
+def sanitizer_environment() -> dict[str, str]:
+    """What a program must be started with to load libraries that were built under the address sanitizer."""
+    runtime = re.search(rb"libasan\.so\.\d+", (library_folder() / "libcuda.so.1").read_bytes())
+    if not runtime:
+        return {}
+    # Leaks are Python's; SIGSEGV is for handlers of the program.
+    return {"LD_PRELOAD": runtime[0].decode(), "ASAN_OPTIONS": "detect_leaks=0:handle_segv=0"}
+
+
 def exported_names(library: str) -> list[str]:
     """The functions that a 64-bit ELF library defines for others."""
     image = (library_folder() / library).read_bytes()
@@ -100,6 +109,7 @@ class ForkServer:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "LD_LIBRARY_PATH": str(library_folder())}
+        environment |= sanitizer_environment()
         actor_program = Path(sys.modules["mock_actor"].__file__ or "").absolute()
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(

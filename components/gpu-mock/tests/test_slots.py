@@ -11,7 +11,7 @@ import sys
 import pytest
 from cuda.bindings.driver import CUprocessState, CUresult
 
-from mock_node import MockNode, MockProcess, lock_args, state_of
+from mock_node import MockNode, MockProcess, lock_args, sanitizer_environment, state_of
 
 EXEC_TWICE = """
 import os, sys
@@ -66,7 +66,7 @@ def test_answer_of_an_earlier_caller_is_never_taken_for_ones_own(node: MockNode)
 
 
 def test_program_that_a_process_becomes_has_nothing_of_the_one_before(node: MockNode) -> None:
-    environment = {**os.environ, **node.environment}
+    environment = {**os.environ, **node.environment, **sanitizer_environment()}
     command = [sys.executable, "-c", EXEC_TWICE]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
