@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from fake_orchestrator import FakeOrchestrator
 from timeslice import TimeSliceOrchestratorClient
 

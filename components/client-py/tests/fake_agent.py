@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import grpc
+
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb2_grpc
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb2_grpc
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+
 from timeslice import TimeSliceOrchestratorClient
 from timeslice.orchestrator.exceptions import (
     OrchestratorConnectionError,

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from timeslice._core.calls import AcquireCall, Call, GiveUp, Patience, Pause, Send, Status
 from timeslice._core.leases import HeldLease, Holding, LeaseBook
 from timeslice._core.sessions import Reconnect, Session, SessionState

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from timeslice._processes import identify, node_name, start_time
 from timeslice._settings import (
     SettingsError,

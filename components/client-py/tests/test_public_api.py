@@ -9,6 +9,7 @@ import sys
 
 import grpc
 import pytest
+
 import timeslice
 import timeslice.orchestrator
 import timeslice.orchestrator._generated

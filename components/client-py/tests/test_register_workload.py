@@ -8,6 +8,7 @@ import time
 
 import grpc
 import pytest
+
 from fake_agent import FakeAgent
 from timeslice._processes import start_time
 from timeslice.snapshot_agent import register_workload

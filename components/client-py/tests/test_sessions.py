@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from timeslice._processes import start_time
 from timeslice.orchestrator.exceptions import (
     OrchestratorConnectionError,

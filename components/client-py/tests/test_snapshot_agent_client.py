@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+
 from fake_agent import FakeAgent
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from timeslice import SnapshotAgentClient

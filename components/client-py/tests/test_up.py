@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from live import Running, children_of, mock_environment, processes_of
 from timeslice import TimeSliceOrchestratorClient
 from timeslice.orchestrator.exceptions import OrchestratorError, OrchestratorLeaseLostError

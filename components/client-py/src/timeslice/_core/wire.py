@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
-
 from timeslice._core.calls import Send
 from timeslice._core.leases import HeldLease, Holding
 from timeslice._processes import ProcessId
@@ -18,6 +16,7 @@ from timeslice.orchestrator.types import (
     SnapshotAgentJobState,
     YieldResult,
 )
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
 
 
 def acquire_request(holding: Holding, send: Send, session_id: str) -> pb2.AcquireRequest:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
 
 from timeslice._channel import status_of
 from timeslice._core import wire
@@ -19,6 +18,7 @@ from timeslice._core.leases import HeldLease, LeaseBook
 from timeslice._core.sessions import Session, SessionState
 from timeslice._processes import RegisteredProcesses
 from timeslice._sync.contact import Contact
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
 
 logger = logging.getLogger("timeslice")
 

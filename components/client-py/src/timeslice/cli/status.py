@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
-
 from timeslice._core import wire
 from timeslice.cli.errors import CommandError
 from timeslice.orchestrator.client import TimeSliceOrchestratorClient
 from timeslice.orchestrator.exceptions import OrchestratorError
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
 
 TIMEOUT_S = 10.0
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb2_grpc
-
 from timeslice._channel import open_channel, status_of
 from timeslice._processes import node_name
 from timeslice._settings import check_address, make_private, runtime_dir, socket_address, state_dir

@@ -15,9 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb2_grpc
-
 from timeslice import _settings
 from timeslice._channel import CHANNEL_OPTIONS, open_channel
 from timeslice._core import wire
@@ -33,6 +30,8 @@ from timeslice.orchestrator.exceptions import (
     OrchestratorLeaseLostError,
 )
 from timeslice.orchestrator.types import AcquireResult, OrchestratorGroupStatus, YieldResult
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb2_grpc
 
 __all__ = ["DEFAULT_CHANNEL_OPTIONS", "DEFAULT_SERVICE_CONFIG", "TimeSliceOrchestratorClient"]
 

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import grpc
+
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb2_grpc
-
 from timeslice._channel import open_channel, status_of
 from timeslice._settings import check_address
 from timeslice.snapshot_agent.types import (

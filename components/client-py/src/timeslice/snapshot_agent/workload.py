@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
+
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb2_grpc
-
 from timeslice._channel import open_channel, status_of
 from timeslice._core.calls import REPEATED
 from timeslice._processes import REGISTERED, ProcessId, identify, node_name, start_time
