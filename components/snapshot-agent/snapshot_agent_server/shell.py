@@ -30,11 +30,11 @@ from snapshot_agent_server.core.effects import (
     PublishGone,
     PublishOperation,
     Record,
-    RecordAdmission,
     RecordEpoch,
     RecordFence,
     RecordOperation,
     RecordProcess,
+    RecordTurn,
     Refuse,
     TakeSample,
     WatchProcess,
@@ -229,7 +229,7 @@ class AgentShell:
                 case RecordOperation() | RecordProcess():
                     records.append(effect)
                     is_durable = is_durable or not effect.is_lazy
-                case RecordFence() | RecordEpoch() | RecordAdmission():
+                case RecordFence() | RecordEpoch() | RecordTurn():
                     records.append(effect)
                     is_durable = True
                 case ForgetProcess() | ForgetOperation():

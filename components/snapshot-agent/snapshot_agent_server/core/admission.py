@@ -1,6 +1,6 @@
-"""Who of each group may run: the context that was unlocked last. What runs besides it is an intruder.
+"""Keeps each group to one context that runs: what runs though it is not its turn is an intruder, and is locked.
 
-Kept for groups that have seen a fencing token; without tokens nobody can tell whose turn it is.
+For groups that have seen a fencing token; without tokens nobody can tell whose turn it is.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from snapshot_agent_server.core.contexts import Context
-from snapshot_agent_server.core.effects import Effect, RecordAdmission
-from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId
+from snapshot_agent_server.core.effects import Effect, RecordTurn
+from snapshot_agent_server.core.ids import ContextKey, GroupId
 from snapshot_agent_server.core.operations import Kind, Operation
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.registry import Registry
 from snapshot_agent_server.core.settings import CoreSettings
+from snapshot_agent_server.core.turn import Turn
 
 
 @dataclass(slots=True)
@@ -25,33 +26,42 @@ class _Attempt:
 
 @dataclass(slots=True)
 class Admission:
-    admitted: dict[GroupId, JobId | None] = field(default_factory=dict)
+    turns: dict[GroupId, Turn] = field(default_factory=dict)
     _attempts: dict[ContextKey, _Attempt] = field(default_factory=dict)
 
     def started(self, operation: Operation) -> list[Effect]:
-        """Unlock and an unlocking Restore admit, Lock and Snapshot end it: from their start, so that it is on record
-        before the driver is called, and a restart knows which way to mend what was half done."""
+        """Unlock and an unlocking Restore begin a turn, Lock and Snapshot end it: from their start, so that it is on
+        record before the driver is called, and a restart knows which way to mend what was half done."""
         if operation.is_own:
             return []
         effects: list[Effect] = []
         for key in operation.keys:
-            if operation.token == 0 and key.group not in self.admitted:
+            if operation.token == 0 and key.group not in self.turns:
                 continue
-            now = self.admitted.get(key.group)
-            operation.admitted_before[key.group] = now
-            if operation.kind is Kind.UNLOCK or (operation.kind is Kind.RESTORE and not operation.is_left_locked):
-                new: JobId | None = key.job
-            else:
-                new = None if now == key.job else now
-            effects += self._set(key.group, new)
+            turn = self.turns.get(key.group, Turn())
+            operation.turns_before[key.group] = turn
+            match operation.kind:
+                case Kind.LOCK | Kind.SNAPSHOT:
+                    turn = turn.ended(key.job)
+                case Kind.RESTORE if operation.is_left_locked:
+                    pass
+                case Kind.RESTORE | Kind.UNLOCK:
+                    turn = turn.unlocked(key.job)
+            effects += self._set(key.group, turn)
         return effects
 
     def failed(self, operation: Operation) -> list[Effect]:
         """The operation went back: so does what its start changed."""
         effects: list[Effect] = []
-        for group, before in operation.admitted_before.items():
-            effects += self._set(GroupId(group), JobId(before) if before is not None else None)
+        for group, before in operation.turns_before.items():
+            effects += self._set(group, before)
         return effects
+
+    def gone(self, key: ContextKey) -> list[Effect]:
+        """A context's processes have ended: it runs no more, and if the job comes back, it is a new one."""
+        self._attempts.pop(key, None)
+        turn = self.turns.get(key.group)
+        return self._set(key.group, turn.gone(key.job)) if turn is not None else []
 
     def repairs(
         self, registry: Registry, busy: Set[ContextKey], settings: CoreSettings, now: float
@@ -70,22 +80,24 @@ class Admission:
             yield kind, key
 
     def _repair(self, context: Context, now: float) -> Kind | None:
-        states, key = context.states(), context.key
-        if key.group not in self.admitted:
-            is_late = any(process.is_locked_late(now) for process in context.processes.values())
-            return Kind.UNLOCK if is_late else None
-        if key.job == self.admitted[key.group]:
+        states, job = context.states(), context.key.job
+        turn = self.turns.get(context.key.group, Turn())
+        if job == turn.job:
             return Kind.UNLOCK if DriverState.LOCKED in states else None
-        return Kind.LOCK if DriverState.RUNNING in states else None
+        if not turn.may_run(job):
+            return Kind.LOCK if DriverState.RUNNING in states else None
+        is_late = any(process.is_locked_late(now) for process in context.processes.values())
+        return Kind.UNLOCK if is_late else None
 
     def wake_at(self, now: float) -> float | None:
         return min((a.retry_at for a in self._attempts.values() if a.retry_at > now), default=None)
 
-    def forget(self, key: ContextKey) -> None:
+    def mended(self, key: ContextKey) -> None:
+        """A repair succeeded: the next one of that context is a new matter."""
         self._attempts.pop(key, None)
 
-    def _set(self, group: GroupId, job: JobId | None) -> list[Effect]:
-        if group in self.admitted and self.admitted[group] == job:
+    def _set(self, group: GroupId, turn: Turn) -> list[Effect]:
+        if self.turns.get(group) == turn:
             return []
-        self.admitted[group] = job
-        return [RecordAdmission(group, job)]
+        self.turns[group] = turn
+        return [RecordTurn(group, turn)]

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from snapshot_agent_server.core.contexts import ContextView
-from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, OperationId, ProcessId
 from snapshot_agent_server.core.operations import Operation, Result
 from snapshot_agent_server.core.outcomes import Verb
 from snapshot_agent_server.core.refusals import Refusal
 from snapshot_agent_server.core.samples import AcceleratorView
+from snapshot_agent_server.core.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,9 @@ class RecordEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordAdmission:
-    """`job` None: nobody of the group may run."""
-
+class RecordTurn:
     group: GroupId
-    job: JobId | None
+    turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class ForgetOperation:
     operation: OperationId
 
 
-Record = RecordFence | RecordEpoch | RecordAdmission | RecordProcess | ForgetProcess | RecordOperation | ForgetOperation
+Record = RecordFence | RecordEpoch | RecordTurn | RecordProcess | ForgetProcess | RecordOperation | ForgetOperation
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snapshot_agent_server.core.contexts import ProcessRecord
-from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId
+from snapshot_agent_server.core.ids import ContextKey, GroupId
 from snapshot_agent_server.core.operations import Operation
+from snapshot_agent_server.core.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     epoch: int = 0
     tokens: Mapping[GroupId, int] = field(default_factory=dict)
-    admitted: Mapping[GroupId, JobId | None] = field(default_factory=dict)
+    turns: Mapping[GroupId, Turn] = field(default_factory=dict)
     processes: Sequence[tuple[ContextKey, ProcessRecord]] = ()
     operations: Sequence[Operation] = ()

@@ -94,7 +94,7 @@ class Node:
         """
         self.fences.epoch = memory.epoch
         self.fences.tokens.update(memory.tokens)
-        self.admission.admitted.update(memory.admitted)
+        self.admission.turns.update(memory.turns)
         effects: list[Effect] = []
         for key, record in memory.processes:
             record.left_as = record.state
@@ -194,7 +194,7 @@ class Node:
         effects = self.registry.leave(process)
         if not self.registry.contexts[key].processes:
             self.registry.drop(key)
-            self.admission.forget(key)
+            effects += self.admission.gone(key)
             self._published.pop(key, None)
             reason = f"process {process.pid}, the last of context {key}, ended"
             if record.saved:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from snapshot_agent_server.core.ids import ContextKey, OperationId, ProcessId
+from snapshot_agent_server.core.ids import ContextKey, GroupId, OperationId, ProcessId
 from snapshot_agent_server.core.outcomes import STARTS_FROM, DriverState, Verb
+from snapshot_agent_server.core.turn import Turn
 
 
 class Kind(StrEnum):
@@ -95,8 +96,8 @@ class Operation:
     """The reason to go back was time alone: if the driver says that the target was reached, it was."""
     abandoned_at: float | None = None
     """When a driver call of it, other than a state query, was abandoned for the first time."""
-    admitted_before: dict[str, str | None] = field(default_factory=dict)
-    """Per group: who was admitted when it started; a rollback restores it."""
+    turns_before: dict[GroupId, Turn] = field(default_factory=dict)
+    """Whose turn it was when it started; a rollback restores it."""
     started_at: float | None = None
     ended_at: float | None = None
     result: Result | None = None

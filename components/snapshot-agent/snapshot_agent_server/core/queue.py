@@ -150,7 +150,7 @@ class Queue:
         for key in list(keys):
             states = self._registry.contexts[key].states()
             is_torn = {DriverState.LOCKED, DriverState.RUNNING} <= states
-            if is_torn and key not in self.busy() and key.group not in self._admission.admitted:
+            if is_torn and key not in self.busy() and key.group not in self._admission.turns:
                 effects += self.repair(Kind.UNLOCK, key, now)
         return effects
 
@@ -247,10 +247,10 @@ class Queue:
             for record in self._registry.records(operation.keys):
                 record.left_as = record.state
             del self.active[operation.id]
-            if result.status is Status.FAILED:
+            if result.status is Status.FAILED and not result.is_gone:
                 effects += self._admission.failed(operation)
             elif operation.is_own:
-                self._admission.forget(operation.keys[0])
+                self._admission.mended(operation.keys[0])
             effects.append(TakeSample())
         if operation.is_public:
             effects.append(RecordOperation(operation, is_lazy=True))

@@ -10,16 +10,17 @@ from snapshot_agent_server.core.effects import (
     ForgetOperation,
     ForgetProcess,
     Record,
-    RecordAdmission,
     RecordEpoch,
     RecordFence,
     RecordOperation,
     RecordProcess,
+    RecordTurn,
 )
 from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
 from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status, Work
 from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.store.sqlite import Statement, Store
 
 
@@ -29,8 +30,8 @@ def to_statement(record: Record) -> Statement:
             return "insert or replace into fences values (?, ?)", (group, token)
         case RecordEpoch(epoch):
             return "insert or replace into facts values ('epoch', ?)", (str(epoch),)
-        case RecordAdmission(group, job):
-            return "insert or replace into admissions values (?, ?)", (group, job)
+        case RecordTurn(group, turn):
+            return "insert or replace into turns values (?, ?)", (group, json.dumps(_turn_to_list(turn)))
         case RecordProcess(process, key, usage, saved):
             values = (process.pid, process.start_time, key.job, key.group, json.dumps(usage), json.dumps(saved))
             return "insert or replace into processes values (?, ?, ?, ?, ?, ?)", values
@@ -68,9 +69,9 @@ def read_memory(store: Store, boot_id: str) -> Memory:
     return Memory(
         epoch=int(facts.get("epoch", "0")),
         tokens={GroupId(str(g)): int(str(t)) for g, t in store.read("select group_id, token from fences")},
-        admitted={
-            GroupId(str(group)): None if job is None else JobId(str(job))
-            for group, job in store.read("select group_id, job from admissions")
+        turns={
+            GroupId(str(group)): _turn_from_list(json.loads(str(turn)))
+            for group, turn in store.read("select group_id, turn from turns")
         },
         processes=processes,
         operations=operations if is_same_boot else [_of_earlier_boot(operation) for operation in operations],
@@ -97,7 +98,7 @@ def operation_to_dict(operation: Operation) -> dict[str, Any]:
         "work": [[process.pid, process.start_time, work.before] for process, work in operation.work.items()],
         "error": operation.error,
         "is_timeout": operation.is_timeout,
-        "admitted_before": operation.admitted_before,
+        "turns_before": {group: _turn_to_list(turn) for group, turn in operation.turns_before.items()},
         "started_at": operation.started_at,
         "ended_at": operation.ended_at,
         "result": None
@@ -131,7 +132,7 @@ def operation_from_dict(data: dict[str, Any]) -> Operation:
         work={ProcessId(pid, start): Work(DriverState(before)) for pid, start, before in data["work"]},
         error=data["error"],
         is_timeout=data["is_timeout"],
-        admitted_before=data["admitted_before"],
+        turns_before={GroupId(group): _turn_from_list(turn) for group, turn in data["turns_before"].items()},
         started_at=data["started_at"],
         ended_at=data["ended_at"],
         result=None
@@ -147,6 +148,15 @@ def operation_from_dict(data: dict[str, Any]) -> Operation:
             step_us=result["step_us"],
         ),
     )
+
+
+def _turn_to_list(turn: Turn) -> list[Any]:
+    return [turn.job, sorted(turn.barred)]
+
+
+def _turn_from_list(data: list[Any]) -> Turn:
+    job, barred = data
+    return Turn(None if job is None else JobId(job), frozenset(JobId(one) for one in barred))
 
 
 def _of_earlier_boot(operation: Operation) -> Operation:

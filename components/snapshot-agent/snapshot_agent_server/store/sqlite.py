@@ -90,7 +90,7 @@ class Store:
 _TABLES = (
     "create table if not exists fences (group_id text primary key, token integer not null)",
     "create table if not exists facts (name text primary key, value text not null)",
-    "create table if not exists admissions (group_id text primary key, job text)",
+    "create table if not exists turns (group_id text primary key, turn text not null)",
     """create table if not exists processes (
         pid integer not null, start_time integer not null, job text not null, group_id text not null,
         usage text not null, saved text not null, primary key (pid, start_time))""",

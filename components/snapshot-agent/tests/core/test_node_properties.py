@@ -200,14 +200,13 @@ class NodeMachine(RuleBasedStateMachine):
             assert record.is_ended, f"{operation} never ended"
         for view in world.node.views():
             assert view.state is not ContextState.TRANSITIONING
-        for group, job in world.node.admission.admitted.items():
-            for target in world.targets.values():
-                if target.group != group or self.member[target.id.pid].group != group:
-                    continue
-                if self.member[target.id.pid].job != job:
-                    assert target.state is not DriverState.RUNNING, f"{target} runs without the lease"
-                elif not self._is_partly_saved(target):
-                    assert target.state is not DriverState.LOCKED, f"{target} stays locked in its own turn"
+        for target in world.targets.values():
+            key = self.member[target.id.pid]
+            turn = world.node.admission.turns.get(key.group)
+            if turn is not None and not turn.may_run(key.job):
+                assert target.state is not DriverState.RUNNING, f"{target} runs though it is not its turn"
+            if turn is not None and turn.job == key.job and not self._is_partly_saved(target):
+                assert target.state is not DriverState.LOCKED, f"{target} stays locked in its own turn"
 
     def _is_partly_saved(self, target: Target) -> bool:
         key = self.member[target.id.pid]

@@ -265,7 +265,7 @@ def test_a_saved_context_is_not_unlocked(world: World) -> None:
     register(world, "a", world.start(state=DriverState.CHECKPOINTED))
     number = ask(world, Kind.UNLOCK, "a", token=1, epoch=1)
     assert "restore it first" in world.refused[number].refusal.text
-    assert G not in world.node.admission.admitted
+    assert G not in world.node.admission.turns
 
 
 def test_an_intruder_is_locked_when_it_is_seen(world: World) -> None:
@@ -405,7 +405,7 @@ def test_a_failed_snapshot_leaves_the_holder_admitted(world: World) -> None:
     assert world.results[OperationId("snapshot-a")][0].is_rolled_back
     world.settle()
     assert a.state is DriverState.RUNNING
-    assert world.node.admission.admitted[G] == "a"
+    assert world.node.admission.turns[G].job == "a"
 
 
 def test_a_lock_that_comes_late_is_undone(world: World) -> None:
@@ -457,3 +457,31 @@ def test_after_a_restart_a_restore_waits_anew_for_the_snapshot_that_was_lost(wor
     ask(world, Kind.SNAPSHOT, "a")
     drain(world)
     assert world.results[OperationId("restore-b")][0].status is Status.COMPLETE
+
+
+def test_between_two_turns_only_those_whose_turn_has_ended_are_locked(world: World) -> None:
+    a, a2 = world.start(), world.start(state=DriverState.NONE)
+    b = world.start(state=DriverState.NONE)
+    register(world, "a", a, a2)
+    register(world, "b", b)
+    ask(world, Kind.UNLOCK, "a", token=1, epoch=1, operation=OperationId("u"))
+    ask(world, Kind.SNAPSHOT, "a", token=2, epoch=1)
+    drain(world)
+    # Now b holds; it had no context, so nobody was unlocked for it.
+    b.state = a2.state = DriverState.RUNNING
+    world.now += 0.25
+    world.sample()
+    drain(world)
+    assert (a2.state, b.state) == (DriverState.LOCKED, DriverState.RUNNING)
+
+
+def test_a_holder_whose_processes_ended_stands_in_nobodys_way(world: World) -> None:
+    a, b = world.start(), world.start(state=DriverState.NONE)
+    register(world, "a", a)
+    register(world, "b", b)
+    ask(world, Kind.UNLOCK, "a", token=1, epoch=1)
+    world.kill(a.id.pid)
+    b.state = DriverState.RUNNING  # it was granted: there was nothing to save, and nothing to unlock
+    world.now += 0.25
+    world.sample()
+    assert not world.calls

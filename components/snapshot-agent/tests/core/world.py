@@ -17,15 +17,15 @@ from snapshot_agent_server.core.effects import (
     PublishContext,
     PublishGone,
     PublishOperation,
-    RecordAdmission,
     RecordEpoch,
     RecordFence,
     RecordOperation,
     RecordProcess,
+    RecordTurn,
     Refuse,
 )
 from snapshot_agent_server.core.events import Answered, Event, ObservedProcess, ProcessEnded, Sampled, Woken
-from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, OperationId, ProcessId
 from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Result
@@ -45,6 +45,7 @@ from snapshot_agent_server.core.outcomes import (
 )
 from snapshot_agent_server.core.samples import DeviceSample, Sample
 from snapshot_agent_server.core.settings import CoreSettings
+from snapshot_agent_server.core.turn import Turn
 
 MIB = 1 << 20
 GPU = {GroupId("g"): AcceleratorId("GPU-0"), GroupId("h"): AcceleratorId("GPU-1")}
@@ -79,7 +80,7 @@ class Disk:
 
     epoch: int = 0
     tokens: dict[GroupId, int] = field(default_factory=dict)
-    admitted: dict[GroupId, JobId | None] = field(default_factory=dict)
+    turns: dict[GroupId, Turn] = field(default_factory=dict)
     processes: dict[ProcessId, tuple[ContextKey, ProcessRecord]] = field(default_factory=dict)
     operations: dict[OperationId, Operation] = field(default_factory=dict)
 
@@ -89,8 +90,8 @@ class Disk:
                 self.tokens[group] = token
             case RecordEpoch(epoch):
                 self.epoch = epoch
-            case RecordAdmission(group, job):
-                self.admitted[group] = job
+            case RecordTurn(group, turn):
+                self.turns[group] = turn
             case RecordProcess(process, key, usage, saved):
                 self.processes[process] = (key, ProcessRecord(process, usage=dict(usage), saved=dict(saved)))
             case ForgetProcess(process):
@@ -108,7 +109,7 @@ class Disk:
                 fresh.settle(states[process], now)
             processes.append((key, fresh))
         operations = [copy.deepcopy(operation) for operation in self.operations.values()]
-        return Memory(self.epoch, dict(self.tokens), dict(self.admitted), processes, operations)
+        return Memory(self.epoch, dict(self.tokens), dict(self.turns), processes, operations)
 
 
 class World:
@@ -268,7 +269,7 @@ class World:
                 effect,
                 RecordFence
                 | RecordEpoch
-                | RecordAdmission
+                | RecordTurn
                 | RecordProcess
                 | ForgetProcess
                 | RecordOperation

@@ -14,16 +14,17 @@ import pytest
 from snapshot_agent_server.core.effects import (
     Effect,
     ForgetProcess,
-    RecordAdmission,
     RecordEpoch,
     RecordFence,
     RecordOperation,
     RecordProcess,
+    RecordTurn,
     TakeSample,
 )
 from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
 from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status, Work
 from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.store.records import boot_statements, read_memory, to_statement
 from snapshot_agent_server.store.sqlite import SCHEMA, Store, StoreError
 from snapshot_agent_server.store.writer import RecordWriter
@@ -47,7 +48,7 @@ def operation(name: str, phase: Phase) -> Operation:
         work={ProcessId(5, 50): Work(DriverState.CHECKPOINTED)},
         error="why",
         is_timeout=True,
-        admitted_before={"g": None},
+        turns_before={GroupId("g"): Turn(None, frozenset({JobId("a")}))},
         started_at=2.0,
     )
     if phase is Phase.ENDED:
@@ -62,8 +63,8 @@ async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
     records = [
         RecordFence(GroupId("g"), 7),
         RecordEpoch(2),
-        RecordAdmission(GroupId("g"), JobId("a")),
-        RecordAdmission(GroupId("h"), None),
+        RecordTurn(GroupId("g"), Turn(JobId("a"), frozenset({JobId("b"), JobId("c")}))),
+        RecordTurn(GroupId("h"), Turn()),
         RecordProcess(ProcessId(5, 50), KEY, {GPU: 10}, {}),
         RecordProcess(ProcessId(6, 60), KEY, {}, {}),
         ForgetProcess(ProcessId(6, 60)),
@@ -75,7 +76,7 @@ async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
     store = Store(tmp_path)
     memory = read_memory(store, "boot")
     assert (memory.tokens, memory.epoch) == ({"g": 7}, 2)
-    assert memory.admitted == {"g": "a", "h": None}
+    assert memory.turns == {"g": Turn(JobId("a"), frozenset({JobId("b"), JobId("c")})), "h": Turn()}
     [(key, record)] = memory.processes
     assert (key, record.id, record.usage) == (KEY, ProcessId(5, 50), {GPU: 10})
     assert list(memory.operations) == [running, ended]
