@@ -38,7 +38,7 @@ from orchestrator.core.effects import (
     UnlockContext,
     WakeAt,
 )
-from orchestrator.core.events import Event, Woken
+from orchestrator.core.events import Draining, Event, Woken
 from orchestrator.core.orchestrator import Orchestrator
 from orchestrator.logs import say
 from orchestrator.store.writer import StoreWriter
@@ -107,6 +107,8 @@ class Shell:
     async def settle(self, grace_s: float) -> bool:
         """Wait until no switch is under way, at most so long; whether that came true."""
         self._is_draining = True
+        self._settled.clear()
+        self.post(Draining())
         if not self.core.unsettled():
             return True
         try:

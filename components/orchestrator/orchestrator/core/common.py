@@ -28,6 +28,9 @@ class Common:
     calls: dict[CallId, GroupId]
     """Acquire calls in progress, or answered by a lease that still stands, by their group."""
 
+    is_draining: bool = False
+    """No switch begins any more."""
+
     def session(self, session: SessionId | None) -> Session | None:
         """Return a session that is alive; None: there is none of that name, or none was named."""
         return self.sessions.get(session) if session is not None else None

@@ -62,6 +62,11 @@ class Woken:
     """The time asked for with `WakeAt` has come; waking too early or too often does no harm."""
 
 
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """This orchestrator is about to stop: switches under way are finished, new ones are left to the next one."""
+
+
 # ---------------------------------------------------------------- clients
 
 
@@ -295,6 +300,7 @@ Event = (
     Started
     | GroupConfigured
     | Woken
+    | Draining
     | AcquireRequested
     | CallCancelled
     | YieldRequested

@@ -250,7 +250,7 @@ class Group:
             return False
         waiter = self.queue.first(now)
         if waiter is None:
-            has_unrest = bool(self.site.unrest()) or self.site.is_repairing
+            has_unrest = (bool(self.site.unrest()) or self.site.is_repairing) and not self._common.is_draining
             if has_unrest:
                 self._begin_switch(None, now)
             return has_unrest
@@ -259,6 +259,8 @@ class Group:
             return False
         if self._is_in_place(waiter.job):
             self._grant(waiter.job, self._next_token(), has_restored=False, now=now)
+        elif self._common.is_draining:
+            return False
         else:
             self._begin_switch(waiter.job, now)
         return True

@@ -288,7 +288,8 @@ class Leases:
         self.last_yield = ended if ending is Ending.YIELDED else None
         self.outcomes.add(ended, now)
         self._ledger.changed(ended)
-        site.publish(ending.value, lease.job, detail=reason, duration_s=now - holding.since_s)
+        kind = "lease_lost" if ending is Ending.FAULTED else ending.value
+        site.publish(kind, lease.job, detail=reason, duration_s=now - holding.since_s)
         session = self._common.session(lease.session)
         if session is not None and session.stream is not None and ending not in (Ending.YIELDED, Ending.UNDONE):
             self._common.out.append(NotifyLeaseLost(session.stream, session.id, lease, reason))

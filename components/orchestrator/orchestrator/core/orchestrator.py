@@ -23,6 +23,7 @@ from orchestrator.core.events import (
     CallCancelled,
     ContextChanged,
     ContextGone,
+    Draining,
     Event,
     EvictRequested,
     GroupConfigured,
@@ -138,6 +139,9 @@ class Orchestrator:
                 self._configure(config, now)
             case Woken():
                 self._wake(now)
+            case Draining():
+                assert self._common is not None, "Started comes first"
+                self._common.is_draining = True
             case AcquireRequested():
                 self._acquire(event, now)
             case YieldRequested():

@@ -146,6 +146,8 @@ class Switch:
                 is_ready = False
         if is_ready:
             self.phase = Phase.PLACED
+            if self.blocked is not None:
+                site.publish("unblocked", self.blocked.job)
             self.blocked = None
 
     def _forget_troubles(self) -> None:
@@ -287,10 +289,24 @@ class Switch:
         return True
 
     def _in_the_way(self, node: Node, job: JobId) -> list[JobId]:
+        """Return who must go from a node before a torn job can come back there: the target's copy, and those who are
+        not torn by it in their turn. If that is not enough, the restore is refused and counts as a failed repair."""
         site = self._site
-        others = {other for other, view in node.contexts(site.group).items()
-                  if other != job and view.state in (ContextState.RUNNING, ContextState.TRANSITIONING)}
-        return sorted(others) if others and site.shortage(node, job, others) else []
+        on_device = {
+            other
+            for other, view in node.contexts(site.group).items()
+            if other != job and view.state in (ContextState.RUNNING, ContextState.TRANSITIONING)
+        }
+        if not on_device or not site.shortage(node, job, on_device):
+            return []
+        return sorted(other for other in on_device if other == self.target or not self._is_elsewhere(other, node))
+
+    def _is_elsewhere(self, job: JobId, here: Node) -> bool:
+        trouble = self._site.troubles.get(job)
+        return (trouble is not None and trouble.is_repairing) or any(
+            node.id != here.id and view.state in (ContextState.RUNNING, ContextState.TRANSITIONING)
+            for node, view in self._site.contexts_of(job)
+        )
 
     # ------------------------------------------------------------ blocked
 

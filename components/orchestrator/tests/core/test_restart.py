@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.core import events as ev
 from orchestrator.core.types import Epoch, GroupId, Token
 from world import World
 
@@ -132,6 +133,23 @@ def test_orchestrator_that_was_replaced_steps_down(world: World) -> None:
     world.reconnect("n1")
     assert world.stepped_down is not None
     assert "99" in world.stepped_down
+
+
+def test_orchestrator_that_is_about_to_stop_finishes_its_switch_and_begins_no_other(world: World) -> None:
+    world.ask("a")
+    world.appear("a")
+    second, third = world.ask("b"), world.ask("c")
+    world.send_give("a")
+    world.settle(working=False)
+    world.handle(ev.Draining())
+    assert world.core.unsettled() == ("g",)
+    world.settle()
+    assert world.lease(second) is not None
+    assert world.core.unsettled() == ()
+    world.appear("b")
+    world.give("b")
+    assert world.lease(third) is None
+    assert world.states("b") == ["running"] * 2
 
 
 def test_fault_survives_a_restart(world: World) -> None:
