@@ -340,6 +340,8 @@ class Group:
             return False
         if all(waiter.detached_s is not None for waiter in self.queue.of_job(job)):
             return False
+        if self._common.graph.depends_on_waiter(self.id, job):
+            return False
         self._end_switch(now)
         self._grant(job, self._next_token(), has_restored=False, now=now)
         return True

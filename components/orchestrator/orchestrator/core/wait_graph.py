@@ -86,6 +86,23 @@ class WaitGraph:
                 )
         return ()
 
+    def depends_on_waiter(self, group: GroupId, job: JobId) -> bool:
+        """Tell whether `job`, if it held `group` now, would itself wait for somebody who waits for `group`."""
+        seen = {job}
+        todo = [job]
+        while todo:
+            current = todo.pop()
+            for waited, sequences in self._waits.get(current, {}).items():
+                if waited == group:
+                    continue
+                for other, _ in self._before(waited, current, min(sequences), job):
+                    if group in self._waits.get(other, {}) and other != job:
+                        return True
+                    if other not in seen:
+                        seen.add(other)
+                        todo.append(other)
+        return False
+
     def _before(
         self, group: GroupId, job: JobId, sequence: int | None, asking: JobId
     ) -> list[tuple[JobId, bool]]:

@@ -61,6 +61,16 @@ def test_refused_job_may_ask_again_when_the_cycle_is_gone(world: World) -> None:
     assert world.ask("b", "g1") not in world.answers
 
 
+def test_job_that_would_wait_for_those_behind_it_is_not_let_in_before_them() -> None:
+    graph = WaitGraph()
+    graph.wait(GroupId("g1"), JobId("b"), 1)
+    graph.wait(GroupId("g1"), JobId("a"), 2)
+    graph.hold(GroupId("g2"), JobId("b"))
+    assert not graph.depends_on_waiter(GroupId("g1"), JobId("a"))
+    graph.wait(GroupId("g2"), JobId("a"), 1)
+    assert graph.depends_on_waiter(GroupId("g1"), JobId("a"))
+
+
 def test_job_that_has_nothing_else_costs_nothing() -> None:
     graph = WaitGraph()
     graph.hold(GroupId("g"), JobId("h"))
