@@ -157,9 +157,10 @@ class Group:
 
     # ------------------------------------------------------------ agents and time
 
-    def node_found(self, node: NodeId, now: float) -> None:
-        """A node is heard again, with its whole state."""
-        self.site.publish("node_found", node=node)
+    def node_found(self, node: NodeId, now: float, *, is_new: bool) -> None:
+        """A node is heard, with its whole state; `is_new`: it was not before."""
+        if is_new:
+            self.site.publish("node_found", node=node)
         for outcome in self.site.operations.node_observed(node, now):
             self.note(outcome, now)
 

@@ -389,6 +389,7 @@ class Orchestrator:
                 assert_never(event)
 
     def _observe(self, node: Node, event: NodeObserved, now: float) -> None:
+        was_connected = node.is_connected
         touched = node.observe(event, now) | self._groups_by_node[node.id]
         for fence in event.fences:
             if fence.epoch > self._epoch:
@@ -401,7 +402,7 @@ class Orchestrator:
             group = self._groups[name]
             if name in node.fences:
                 group.raise_token(node.fences[name].token, now)
-            group.node_found(node.id, now)
+            group.node_found(node.id, now, is_new=not was_connected)
             self._touch(name)
         self._end_sessions(self._sessions.node_changed(node.id, now), now)
 

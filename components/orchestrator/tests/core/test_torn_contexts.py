@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from orchestrator.core.types import CallId, ContextState
+from orchestrator.core import events as ev
+from orchestrator.core.types import AgentErrorKind, CallId, ContextState, NodeId, OperationId
 from world import World
 
 OUTCOMES = ("ok", "rolled back", "indeterminate", "gone", "unreachable")
@@ -137,6 +138,28 @@ def test_lock_that_fails_on_one_node_unlocks_all_and_is_tried_again() -> None:
     world.advance(5.0)
     assert world.lease(waiting) is not None
     assert world.states("a") == ["saved"] * 3
+
+
+def test_job_that_is_torn_when_nobody_waits_any_more_does_not_stay_so() -> None:
+    world = World(nodes=2)
+    world.settle()
+    world.ask("a")
+    world.appear("a")
+    waiting = world.ask("b")
+    world.send_give("a")
+    while channels := [channel for channel in world.deliverable() if "snapshot" not in channel[-1]]:
+        world.deliver(channels[0])
+    world.deliver(next(channel for channel in world.deliverable() if channel[1] == "n1"))
+    [(_, node, operation)] = [channel for channel in world.deliverable() if channel[0] == "call"]
+    world.channels.clear()
+    world.cancel(waiting)
+    world.handle(ev.AgentCallFailed(NodeId(node), OperationId(operation), AgentErrorKind.UNANSWERED, "lost"))
+    world.agent("n1").push(world.agent("n1").observed())
+    world.settle()
+    assert world.states("a") == ["saved", "locked"]
+    world.advance(5.0)
+    assert world.states("a") == ["saved", "saved"]
+    assert world.view().state == "idle"
 
 
 def test_all_nodes_are_locked_before_any_is_saved() -> None:
