@@ -67,6 +67,27 @@ def test_holder_that_can_not_be_saved_stays_locked_beside_a_job_that_fits() -> N
     assert world.view().resident_jobs == ("a", "b")
 
 
+def test_holder_that_can_not_even_be_locked_blocks_a_job_that_would_fit_beside_it() -> None:
+    world = World()
+    world.settle()
+    world.ask("a")
+    world.appear("a")
+    call = world.ask("b")
+    context = world.context("a")
+    assert context is not None
+    context.is_unsaveable = context.is_unlockable = True
+    world.give("a")
+    world.advance(10.0)
+    assert world.lease(call) is None
+    [blocked] = [condition for condition in world.view().conditions if condition.kind == "Blocked"]
+    assert "locked" in blocked.reason
+    assert world.state("a") == "running"
+    context.is_unlockable = False
+    world.advance(20.0)
+    assert world.lease(call) is not None
+    assert world.state("a") == "locked"
+
+
 def test_holder_that_can_not_be_saved_is_killed_where_the_policy_says_so() -> None:
     world = World(on_unsaveable=OnUnsaveable.KILL)
     call = handing_over(world)

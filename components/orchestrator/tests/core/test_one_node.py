@@ -48,6 +48,28 @@ def test_context_of_the_last_holder_is_saved_before_the_next_one_is_granted() ->
     assert world.answers[back].context_restored
 
 
+def test_memory_that_no_agent_has_seen_yet_is_saved_too() -> None:
+    """A job that takes memory and yields within an agent's sampling period is still said to be idle."""
+    world = World()
+    world.settle()
+    world.ask("a")
+    world.appear("a", is_unsampled=True)
+    call = world.ask("b")
+    world.give("a")
+    assert world.lease(call) is not None
+    assert world.state("a") == "saved"
+
+
+def test_memory_that_no_agent_has_seen_yet_is_saved_for_a_job_that_comes_later() -> None:
+    world = World()
+    world.settle()
+    world.ask("a")
+    world.appear("a", is_unsampled=True)
+    world.give("a")
+    assert world.lease(world.ask("b")) is not None
+    assert world.state("a") == "saved"
+
+
 def test_yield_with_nobody_waiting_leaves_the_context_on_the_device() -> None:
     world = World()
     world.settle()

@@ -3,9 +3,12 @@
 After every step the promises of SWITCH.md are checked against the truth that the model world knows; at the end the
 world is healed, and every waiter must be served, refused, or find its group Blocked.
 
-The normal run is short. The long one, 10,000 examples, is
+The normal run is short, and always the same. The long one, 10,000 new examples, is
 
     CORE_EXAMPLES=10000 python -m pytest components/orchestrator/tests/core/test_properties.py
+    ./bazelw test //components/orchestrator:core_properties_test --test_env=CORE_EXAMPLES=10000 --test_timeout=3600
+
+CORE_STEPS sets the steps of an example, CORE_SHRINK=0 saves the time of making a failure small.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from orchestrator.core.types import (
 )
 from world import World
 
-EXAMPLES = int(os.environ.get("CORE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("CORE_EXAMPLES", "150"))
 STEPS = int(os.environ.get("CORE_STEPS", "60"))
 SHRINKS = os.environ.get("CORE_SHRINK", "1") == "1"
 
@@ -77,7 +80,7 @@ class HostileWorld(RuleBasedStateMachine):
         for config in self.w.configs:
             for job in JOBS:
                 self.acquire(job, self.w.configs.index(config), True, True, None, "all")
-                self.start_processes_of_the_holder(self.w.configs.index(config), "all")
+                self.start_processes_of_the_holder(self.w.configs.index(config), "all", False)
                 if job != JOBS[-1]:
                     self.give_back_the_lease(self.w.configs.index(config), "all")
 
@@ -272,21 +275,32 @@ class HostileWorld(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world is not None)
     @rule(job=jobs, which=pick, node=pick, everywhere=st.booleans())
-    def start_processes(self, job: str, which: int, node: int, everywhere: bool) -> None:
+    def start_processes(
+        self, job: str, which: int, node: int, everywhere: bool, is_unsampled: bool = False
+    ) -> None:
         group = self.w.core.group_ids()[which % len(self.w.configs)]
         nodes = self.w.node_ids if everywhere else [self.w.node_ids[node % len(self.w.node_ids)]]
         for name in nodes:
             if (JobId(job), group) not in self.w.agents[name].contexts:
-                self.w.agents[name].appear(JobId(job), group, [100 + JOBS.index(job)], size=40)
+                self.w.agents[name].appear(
+                    JobId(job), group, [100 + JOBS.index(job)], size=40, is_unsampled=is_unsampled
+                )
 
     @precondition(lambda self: self.world is not None)
-    @rule(which=pick, flow=flows)
-    def start_processes_of_the_holder(self, which: int, flow: str) -> None:
+    @rule(which=pick, flow=flows, is_unsampled=st.booleans())
+    def start_processes_of_the_holder(self, which: int, flow: str, is_unsampled: bool) -> None:
         group = self.w.core.group_ids()[which % len(self.w.configs)]
         lease = self.w.view(str(group)).lease
         if lease is not None:
-            self.start_processes(str(lease.job), which, 0, True)
+            self.start_processes(str(lease.job), which, 0, True, is_unsampled)
         self.flow(flow)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(node=pick)
+    def sample(self, node: int) -> None:
+        agent = self.w.agents[self.w.node_ids[node % len(self.w.node_ids)]]
+        for context in agent.contexts.values():
+            agent.sample(context)
 
     @precondition(lambda self: self.world is not None)
     @rule(job=jobs, which=pick, node=pick, everywhere=st.booleans())
@@ -528,6 +542,8 @@ HostileWorld.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
     print_blob=True,
+    database=None,
+    derandomize="CORE_EXAMPLES" not in os.environ,
     phases=[phase for phase in Phase if phase is not Phase.shrink or SHRINKS],
 )
 TestHostileWorld = HostileWorld.TestCase

@@ -70,6 +70,9 @@ class Context:
     """It was locked, or known while its job held the lease, and no agent has freed it by a roll-back since: it runs
     only when the orchestrator lets it."""
 
+    is_unsampled: bool = False
+    """Its processes came onto the device since the agent last looked: it says idle until it looks again."""
+
     def is_free(self) -> bool:
         """Tell whether its processes can touch the device."""
         return self.state is ContextState.RUNNING and not self.locked
@@ -112,12 +115,13 @@ class Agent:
     # ---- what the orchestrator sees
 
     def view(self, context: Context) -> ContextView:
-        on_device = context.state is not ContextState.SAVED and context.state is not ContextState.IDLE
+        state = ContextState.IDLE if context.is_unsampled else context.state
+        on_device = state is not ContextState.SAVED and state is not ContextState.IDLE
         accelerator = self.accelerator(context.group)
         return ContextView(
             context.job,
             context.group,
-            context.state,
+            state,
             context.locked,
             context.pids,
             device_bytes=context.size if on_device else 0,
@@ -163,12 +167,26 @@ class Agent:
 
     # ---- what jobs do
 
-    def appear(self, job: JobId, group: GroupId, pids: Iterable[int] = (), size: int = CONTEXT_BYTES) -> Context:
+    def appear(
+        self,
+        job: JobId,
+        group: GroupId,
+        pids: Iterable[int] = (),
+        size: int = CONTEXT_BYTES,
+        *,
+        is_unsampled: bool = False,
+    ) -> Context:
         pids = frozenset(pids) or frozenset({1000 + len(self.contexts)})
-        context = Context(job, group, ContextState.RUNNING, pids, size)
+        context = Context(job, group, ContextState.RUNNING, pids, size, is_unsampled=is_unsampled)
         self.contexts[(job, group)] = context
         self.push_context(context)
         return context
+
+    def sample(self, context: Context) -> None:
+        """Look at the device, as a real agent does a few times a second."""
+        if context.is_unsampled:
+            context.is_unsampled = False
+            self.push_context(context)
 
     def disappear(self, job: JobId, group: GroupId) -> None:
         """The context's processes end."""
@@ -252,12 +270,13 @@ class Agent:
 
     def begin(self, work: Work) -> None:
         context = self.contexts[work.key]
+        context.is_unsampled = False
         wanted, done = (
             (ContextState.RUNNING, ContextState.SAVED)
             if work.kind == "snapshot"
             else (ContextState.SAVED, ContextState.RUNNING)
         )
-        if context.state is done:
+        if context.state is done or (context.state is ContextState.IDLE and work.kind == "snapshot"):
             self.end(work, OperationResult(True))
             return
         if context.state is not wanted:
@@ -710,11 +729,20 @@ class World:
         return self.agents[NodeId(node)]
 
     def appear(
-        self, job: str, group: str = "g", nodes: Iterable[str] | None = None, pid: int = 0, size: int = CONTEXT_BYTES
+        self,
+        job: str,
+        group: str = "g",
+        nodes: Iterable[str] | None = None,
+        pid: int = 0,
+        size: int = CONTEXT_BYTES,
+        *,
+        is_unsampled: bool = False,
     ) -> None:
         """A job's processes start to use the device on all nodes."""
         for node in nodes or self.node_ids:
-            self.agent(node).appear(JobId(job), GroupId(group), [pid] if pid else [], size)
+            self.agent(node).appear(
+                JobId(job), GroupId(group), [pid] if pid else [], size, is_unsampled=is_unsampled
+            )
         self.settle()
 
     def disappear(self, job: str, group: str = "g", nodes: Iterable[str] | None = None) -> None:
