@@ -221,6 +221,7 @@ class AgentShell:
     def _apply(self, effects: Iterable[Effect]) -> None:
         """Start to write records, publish at once, and do the rest; if a record must be on disk first, after that."""
         records: list[Record] = []
+        calls: list[Effect] = []
         behind: list[Effect] = []
         public: list[Effect] = []
         is_durable = False
@@ -234,10 +235,13 @@ class AgentShell:
                     is_durable = True
                 case ForgetProcess() | ForgetOperation():
                     records.append(effect)
-                case CallDriver() | Accept() | Refuse() | WatchProcess():
+                case CallDriver():
+                    calls.append(effect)
+                case Accept() | Refuse() | WatchProcess():
                     behind.append(effect)
                 case _:
                     public.append(effect)
+        behind = calls + behind  # the driver works while answers are written
         must_wait = is_durable or self._writer.is_holding
         if records or (behind and must_wait):
             self._writer.add(records, behind if must_wait else (), is_lazy=not is_durable)

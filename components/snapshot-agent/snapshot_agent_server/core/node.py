@@ -211,6 +211,8 @@ class Node:
         for kind, key in list(self.admission.repairs(self.registry, self._queue.busy(), self._settings, now)):
             effects += self._queue.repair(kind, key, now)
         for key in list(self.registry.contexts):
+            if self._queue.is_brief(key, now):
+                continue
             view = self._view(key)
             before = self._published.get(key)
             if view != before:

@@ -48,11 +48,23 @@ class Queue:
     def is_moving(self, key: ContextKey) -> bool:
         return any(op.is_running and op.kind.moves_memory and key in op.keys for op in self.active.values())
 
+    def is_brief(self, key: ContextKey, now: float) -> bool:
+        """An operation has been moving the context for so short a time that it may be over before anyone is told."""
+        return any(
+            op.is_running and op.kind.moves_memory and key in op.keys and now < self._told_at(op)
+            for op in self.active.values()
+        )
+
+    def _told_at(self, operation: Operation) -> float:
+        return (operation.started_at or 0.0) + self._settings.quiet_s
+
     def wake_at(self, now: float) -> float | None:
         times = []
         for operation in self.active.values():
             if operation.is_running:
                 times.append(self._runner.wake_at(operation, now))
+                if operation.kind.moves_memory and now < self._told_at(operation):
+                    times.append(self._told_at(operation))
             else:
                 times.append(operation.deadline)
                 if operation.after is not None and operation.after not in self.operations:

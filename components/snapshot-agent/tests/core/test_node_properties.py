@@ -188,7 +188,8 @@ class NodeMachine(RuleBasedStateMachine):
     @invariant()
     def the_views_published_are_current(self) -> None:
         for view in self.world.node.views():
-            assert self.world.published[view.key].view == view
+            if view.state is not ContextState.TRANSITIONING:
+                assert self.world.published[view.key].view == view
 
     def teardown(self) -> None:
         """When faults are over, everything comes to an end and to order."""

@@ -485,3 +485,15 @@ def test_a_holder_whose_processes_ended_stands_in_nobodys_way(world: World) -> N
     world.now += 0.25
     world.sample()
     assert not world.calls
+
+
+def test_a_context_in_transition_is_told_only_if_it_lasts(world: World) -> None:
+    register(world, "a", world.start())
+    key = ContextKey(JobId("a"), G)
+    ask(world, Kind.SNAPSHOT, "a")
+    assert world.node.views()[0].state is ContextState.TRANSITIONING
+    assert world.published[key].view.state is ContextState.RUNNING
+    world.pass_time(0.02)
+    assert world.published[key].view.state is ContextState.TRANSITIONING
+    drain(world)
+    assert world.published[key].view.state is ContextState.SAVED
