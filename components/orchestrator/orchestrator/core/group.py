@@ -174,8 +174,9 @@ class Group:
         site, operation = self.site, outcome.operation
         call = (operation.node, operation.job, operation.kind)
         if outcome.end is End.STALE:
-            reason = f"node {operation.node!r} has seen a newer orchestrator or token: {outcome.error}"
-            self._common.out.append(StepDown(reason))
+            if operation.token == site.token:  # else a later call of ours has overtaken it on its way
+                reason = f"node {operation.node!r} has seen a newer orchestrator or token: {outcome.error}"
+                self._common.out.append(StepDown(reason))
             return
         site.publish_end(outcome, now)
         if outcome.end is End.INDETERMINATE:
@@ -272,7 +273,10 @@ class Group:
         return (
             not len(site.operations)
             and not site.is_repairing
-            and not any(forward_steps(node.contexts(self.id), job, site.staying_on(node, job)) for node in site.nodes)
+            and not any(
+                forward_steps(node.contexts(self.id), job, site.staying_on(node, job), site.unseen_on(node))
+                for node in site.nodes
+            )
         )
 
     def _grant(self, job: JobId, token: Token, *, has_restored: bool, now: float) -> None:

@@ -61,7 +61,7 @@ class End(StrEnum):
     LOST = "lost"
     """It did not happen, or nobody can tell: look again and decide anew. No attempt of anybody's."""
     STALE = "stale"
-    """The agent has seen a higher token or epoch than ours."""
+    """The agent has seen a higher token or epoch than this call's; nothing was done."""
 
 
 @dataclass(slots=True)
@@ -72,6 +72,7 @@ class Operation:
     kind: OperationKind
     node: NodeId
     job: JobId
+    token: Token
     started_s: float
     before: ContextView | None
     after: OperationId | None = None
@@ -134,7 +135,7 @@ class Operations:
     def lock(self, node: NodeId, job: JobId, token: Token, now: float) -> Operation:
         """Ask for a lock on a context."""
         timeout_s = self._settings.lock_timeout_s
-        operation = self._start(OperationKind.LOCK, node, job, timeout_s, now)
+        operation = self._start(OperationKind.LOCK, node, job, token, timeout_s, now)
         self._out.append(
             LockContext(
                 node=node,
@@ -151,7 +152,7 @@ class Operations:
     def unlock(self, node: NodeId, job: JobId, token: Token, now: float) -> Operation:
         """Ask for the end of a context's lock."""
         timeout_s = self._settings.lock_timeout_s
-        operation = self._start(OperationKind.UNLOCK, node, job, timeout_s, now)
+        operation = self._start(OperationKind.UNLOCK, node, job, token, timeout_s, now)
         self._out.append(
             UnlockContext(
                 node=node,
@@ -168,7 +169,7 @@ class Operations:
     def save(self, node: NodeId, job: JobId, token: Token, now: float) -> Operation:
         """Ask for a snapshot of a context."""
         timeout_s = self._settings.operation_timeout_s
-        operation = self._start(OperationKind.SNAPSHOT, node, job, timeout_s, now)
+        operation = self._start(OperationKind.SNAPSHOT, node, job, token, timeout_s, now)
         self._out.append(
             StartSnapshot(
                 node=node,
@@ -186,7 +187,7 @@ class Operations:
         """Ask for the restore of a context, which stays locked; `after`: once that operation is complete."""
         timeout_s = self._settings.operation_timeout_s
         allowed_s = timeout_s if after is None else 2.0 * timeout_s
-        operation = self._start(OperationKind.RESTORE, node, job, allowed_s, now)
+        operation = self._start(OperationKind.RESTORE, node, job, token, allowed_s, now)
         operation.after = after.id if after is not None else None
         self._out.append(
             StartRestore(
@@ -313,10 +314,12 @@ class Operations:
 
     # ------------------------------------------------------------ helpers
 
-    def _start(self, kind: OperationKind, node: NodeId, job: JobId, timeout_s: float, now: float) -> Operation:
+    def _start(
+        self, kind: OperationKind, node: NodeId, job: JobId, token: Token, timeout_s: float, now: float
+    ) -> Operation:
         assert (node, job) not in self._by_context, f"{kind} of {job} on {node}: another operation is under way"
         before = self._nodes[node].context(self._group, job)
-        operation = Operation(self._ids.operation(kind), kind, node, job, now, before)
+        operation = Operation(self._ids.operation(kind), kind, node, job, token, now, before)
         self._by_context[(node, job)] = operation
         self._by_id[operation.id] = operation
         self._ids.owners[operation.id] = self._group
@@ -342,6 +345,8 @@ class Operations:
         if result.complete:
             is_snapshot = operation.kind is OperationKind.SNAPSHOT
             state = ContextState.SAVED if is_snapshot else ContextState.RUNNING
+            if is_snapshot and view.state is ContextState.IDLE:
+                return Outcome(operation, End.DONE, result=result)  # the agent looked, and there was nothing to save
             node.conclude(replace(view, state=state, locked=True))
             return Outcome(operation, End.DONE, result=result)
         if result.indeterminate:

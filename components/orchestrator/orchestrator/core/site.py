@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from orchestrator.core.effects import Effect, Publish
@@ -106,6 +106,18 @@ class Site:
         """Return the jobs that must go off the device although nobody may be waiting: evicted, or torn."""
         evicted = {job for job in self.evicted if self.has(job, ContextState.RUNNING) and job not in self.troubles}
         return evicted | {job for job in self.jobs() if self.is_torn(job) and job not in self.troubles}
+
+    def unseen_on(self, node: Node, seen: Collection[tuple[NodeId, JobId]] = ()) -> set[JobId]:
+        """Return the jobs that may be on this node's device although their context was last seen idle.
+
+        Agents notice by sampling that a process starts to use a device, so whoever held the group until now may have
+        memory there that nobody has reported yet.
+        """
+        job = self.resident
+        if job is None or (node.id, job) in seen:
+            return set()
+        context = node.context(self.group, job)
+        return {job} if context is not None and context.pids else set()
 
     def staying_on(self, node: Node, target: JobId | None, *, is_crowded: bool = False) -> set[JobId]:
         """Return the jobs whose locked contexts need not go: `target` is in place already, or fits beside them.

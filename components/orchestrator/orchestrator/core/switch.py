@@ -57,6 +57,8 @@ class Switch:
         self._restore_error = ""
         self._is_crowded = False
         self._kill_again_s: dict[NodeId, float] = {}
+        self._seen: set[tuple[NodeId, JobId]] = set()
+        """Contexts that an agent has looked at since this switch began."""
 
     def intend(self, token: Token) -> None:
         """Go on under this token, once that is recorded."""
@@ -92,6 +94,8 @@ class Switch:
         site, operation = self._site, outcome.operation
         if outcome.end is End.DONE and operation.kind is OperationKind.RESTORE and operation.job == self.target:
             self.has_restored = True
+        if operation.kind is OperationKind.SNAPSHOT and outcome.end in (End.DONE, End.FAILED, End.GONE):
+            self._seen.add((operation.node, operation.job))
         if outcome.end not in (End.FAILED, End.INDETERMINATE):
             return
         site.retry_later((operation.node, operation.job, operation.kind), now)
@@ -140,7 +144,7 @@ class Switch:
         for node in site.nodes:
             staying = unsaveable | site.staying_on(node, self.target, is_crowded=self._is_crowded)
             contexts = {job: view for job, view in node.contexts(site.group).items() if job in moving}
-            steps = forward_steps(contexts, self.target, staying)
+            steps = forward_steps(contexts, self.target, staying, site.unseen_on(node, self._seen))
             self._perform(node, steps, now)
             if steps or not node.is_connected or site.operations.on(node.id):
                 is_ready = False

@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.types import CallId, ContextState, EvictAction, GroupId, JobId, NodeId, OnUnsaveable, RefusalCode
+from orchestrator.core.types import (
+    CallId,
+    ContextState,
+    Epoch,
+    EvictAction,
+    GroupId,
+    JobId,
+    NodeId,
+    OnUnsaveable,
+    RefusalCode,
+    Token,
+)
 from world import World, with_settings
 
 
@@ -253,6 +264,23 @@ def test_saved_job_that_an_agent_without_memory_shows_as_idle_is_not_granted() -
     world.agent().push_context(context)
     world.settle()
     assert world.lease(call) is not None
+
+
+def test_call_that_was_overtaken_by_one_with_a_higher_token_is_made_again() -> None:
+    world = World()
+    world.settle()
+    world.ask("a")
+    world.appear("a", size=40)
+    world.agent().appear(JobId("x"), GroupId("g"), size=30)
+    while late := [channel for channel in world.deliverable() if "lock" not in channel[-1]]:
+        world.deliver(late[0])
+    world.agent().fences[GroupId("g")] = (Token(2), Epoch(1))
+    group = world.core.groups()[0]
+    group.site.use_token(Token(2))  # as a grant on its way would
+    group.last_token = Token(2)
+    world.settle()
+    assert world.stepped_down is None
+    assert world.state("x") == "locked"
 
 
 @pytest.mark.parametrize("has_holder", [True, False])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core.types import RefusalCode
+from orchestrator.core.types import ContextState, GroupId, JobId, RefusalCode
 from world import World
 
 
@@ -83,6 +83,34 @@ def test_yield_with_nobody_waiting_leaves_the_context_on_the_device() -> None:
     lease = world.lease(world.ask("a"))
     assert lease is not None
     assert "snapshot_started" not in world.kinds()
+
+
+def test_memory_that_no_agent_has_reported_yet_is_saved_all_the_same() -> None:
+    world = World()
+    world.settle()
+    context = world.agent().register(JobId("a"), GroupId("g"))
+    world.ask("a")
+    context.state = ContextState.RUNNING  # between two samples of the agent
+    waiting = world.ask("b")
+    world.give("a")
+    assert world.state("a") == "saved"
+    assert world.lease(waiting) is not None
+
+
+def test_idle_process_of_the_last_holder_stays_idle() -> None:
+    world = World()
+    world.settle()
+    world.agent().register(JobId("a"), GroupId("g"))
+    world.ask("a")
+    waiting = world.ask("b")
+    world.give("a")
+    assert world.lease(waiting) is not None
+    assert world.state("a") == "idle"
+    assert [context.context.state for context in world.view().contexts] == [ContextState.IDLE]
+    again = world.ask("a")
+    world.give("b")
+    assert world.lease(again) is not None
+    assert world.conditions() == set()
 
 
 def test_yield_by_a_job_that_does_not_hold_changes_nothing() -> None:

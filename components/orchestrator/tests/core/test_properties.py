@@ -525,6 +525,8 @@ class HostileWorld(RuleBasedStateMachine):
                 agent.restart()
             if not agent.is_connected:
                 agent.connect()
+            for context in agent.contexts.values():
+                agent.push_context(context)
         for job in list(self.streams):
             self.open_session(job)
         self.w.settle()

@@ -188,6 +188,14 @@ class Agent:
             context.is_unsampled = False
             self.push_context(context)
 
+    def register(self, job: JobId, group: GroupId, pids: Iterable[int] = (), size: int = CONTEXT_BYTES) -> Context:
+        """A job's processes are known and have nothing on the device yet; setting `state` later goes unseen."""
+        pids = frozenset(pids) or frozenset({1000 + len(self.contexts)})
+        context = Context(job, group, ContextState.IDLE, pids, size)
+        self.contexts[(job, group)] = context
+        self.push_context(context)
+        return context
+
     def disappear(self, job: JobId, group: GroupId) -> None:
         """The context's processes end."""
         if self.contexts.pop((job, group), None) is None:
@@ -213,6 +221,8 @@ class Agent:
             return ev.AgentCallFailed(self.node, effect.operation, AgentErrorKind.STALE, "stale")
         if context is None:
             return ev.AgentCallFailed(self.node, effect.operation, AgentErrorKind.GONE, "no such context")
+        if context.state is ContextState.IDLE:
+            return ev.Locked(self.node, effect.operation)
         if context.state is not ContextState.RUNNING or context.is_unlockable:
             return ev.AgentCallFailed(self.node, effect.operation, AgentErrorKind.REFUSED, "cannot be locked")
         context.locked = context.is_tame = True
