@@ -8,7 +8,7 @@ from orchestrator.core.nodes import Node
 from orchestrator.core.types import AcceleratorId, AcceleratorView, ContextState, ContextView, GroupId, JobId
 
 
-def shortage(node: Node, group: GroupId, job: JobId, staying: Collection[JobId], margin_bytes: int) -> int:
+def shortage(node: Node, group: GroupId, job: JobId, staying: Collection[JobId], margin_bytes: int | None) -> int:
     """Return by how many bytes a saved context of `job` does not fit, once all contexts but `staying` are saved.
 
     0: it fits, or there is nothing to bring back (a job that has nothing saved there takes what it finds). Where the
@@ -31,8 +31,12 @@ def shortage(node: Node, group: GroupId, job: JobId, staying: Collection[JobId],
             if name != job and name not in staying and other.state is not ContextState.SAVED
         )
         free = view.total_bytes - view.used_bytes + freed
-        worst = max(worst, needs[view.accelerator] + margin_bytes - free)
+        worst = max(worst, needs[view.accelerator] + _margin(view, margin_bytes) - free)
     return worst
+
+
+def _margin(view: AcceleratorView, margin_bytes: int | None) -> int:
+    return min(512 << 20, view.total_bytes // 16) if margin_bytes is None else margin_bytes
 
 
 def _bytes_by_accelerator(

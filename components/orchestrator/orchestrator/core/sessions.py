@@ -175,23 +175,26 @@ class Sessions:
                 session.alone_since_s = None
             elif session.alone_since_s is None:
                 session.alone_since_s = now
-            if session.alone_since_s is not None and (
-                self._are_processes_gone(session) or now >= session.alone_since_s + session.ttl_s
-            ):
+            if session.alone_since_s is not None and now >= session.alone_since_s + self._patience_s(session):
                 ended.append(self._end(session, now))
             else:
                 self._watch(session, now)
         return ended
 
-    def _are_processes_gone(self, session: Session) -> bool:
-        """Agents have seen some of its processes, are heard now, and see none any more."""
+    def _patience_s(self, session: Session) -> float:
+        """Return how long a session may be alone: not at all when agents are heard and see none of its processes any
+        more, a moment when that is so for those that they have ever seen, else its whole time to live."""
         nodes = [self._nodes.get(process.node) for process in session.seen]
-        return bool(nodes) and all(node is not None and node.is_connected for node in nodes)
+        if not nodes or not all(node is not None and node.is_connected for node in nodes):
+            return session.ttl_s
+        if session.seen.issuperset(session.processes):
+            return 0.0
+        return min(session.ttl_s, self._settings.reconnect_grace_s)
 
     def _watch(self, session: Session, now: float) -> None:
         timer = Timer(None, "session", session.id)
         if session.alone_since_s is not None:
-            self._timers.set(timer, session.alone_since_s + session.ttl_s)
+            self._timers.set(timer, session.alone_since_s + self._patience_s(session))
         else:
             self._timers.cancel(timer)
 

@@ -159,6 +159,9 @@ class CoreSettings:
 
     session_ttl_s: float = 30.0
     """Silence of stream and agents after which a client's leases end; what a client asks for is cut to this."""
+    reconnect_grace_s: float = 5.0
+    """How long a client may take to open its stream again when all of its processes that agents know have ended, but
+    not all of its processes are known to agents (a controller that only starts workers): longer than a reconnection."""
     start_grace_s: float = 600.0
     """How long a lease without session may stand before any process of its job was seen."""
     reattach_s: float = 2.0
@@ -173,8 +176,9 @@ class CoreSettings:
     """Silence of a node after which its groups show UNKNOWN."""
     outcome_kept_s: float = 3600.0
     outcomes_kept_per_group: int = 20_000
-    restore_margin_bytes: int = 512 * 1024 * 1024
-    """Room that must stay free on each accelerator beside what is restored; smaller on small (mock) devices."""
+    restore_margin_bytes: int | None = None
+    """Room that must stay free on each accelerator beside what is restored. None: 512 MiB, but at most a 16th of the
+    device, which is the agents' own default."""
     max_tries: int = 3
     """Attempts to save a context before it counts as unsaveable, to restore one before its job is faulted."""
     backoff_s: float = 0.25

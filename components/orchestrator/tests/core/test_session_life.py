@@ -47,6 +47,19 @@ def test_lease_ends_at_once_in_the_other_order_too(world: World) -> None:
     assert world.lease(waiting) is not None
 
 
+def test_client_that_no_agent_knows_has_a_moment_to_reconnect_when_its_workers_have_ended(world: World) -> None:
+    stream = world.open("s", "a", ("n1", 6), ("n1", 7))
+    world.ask("a", session="s")
+    world.appear("a", pid=7)
+    waiting = world.ask("b")
+    world.disappear("a")
+    lose(world, stream)
+    world.advance(4.0)
+    assert world.lease(waiting) is None
+    world.advance(2.0)
+    assert world.lease(waiting) is not None
+
+
 def test_lease_whose_stream_alone_is_lost_ends_after_the_time_to_live(world: World) -> None:
     stream = world.open("s", "a")
     world.ask("a", session="s")
