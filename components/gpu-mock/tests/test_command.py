@@ -81,7 +81,7 @@ def test_env_is_what_run_sets(folder: Path) -> None:
         capture_output=True, text=True, check=True)  # fmt: skip
     shown_folder, path = shell.stdout.splitlines()
     assert shown_folder == str(folder)
-    assert Path(path.split(":")[0]).samefile(library_folder())
+    assert (Path(path.split(":")[0]) / "libcuda.so.1").samefile(library_folder() / "libcuda.so.1")
 
 
 def test_settings_faults_and_journal_are_new_after_a_reset(node: MockNode) -> None:
