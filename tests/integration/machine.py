@@ -213,8 +213,6 @@ class Machine:
                 self.address,
                 "--state-dir",
                 str(folder / "state"),
-                "--restore-margin-bytes",
-                str(1 << 20),
                 *agents,
                 *orchestrator_flags,
             ],

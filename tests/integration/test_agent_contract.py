@@ -88,8 +88,7 @@ class Real:
     async def appear(self, job: str) -> None:
         process = await asyncio.to_thread(DeviceProcess, self._node)
         await asyncio.to_thread(process.call, "alloc", "weights", 8 << 20, 1)
-        handle = await asyncio.to_thread(
-            lambda: register_workload(self.address, job, "g", pids=[process.pid]))
+        handle = await asyncio.to_thread(lambda: register_workload(self.address, job, "g", pids=[process.pid]))
         self._jobs[job] = (process, handle)
 
     async def end(self, job: str) -> None:
@@ -146,26 +145,59 @@ class Link:
                 return context
 
     async def lock(self, job: str) -> None:
-        self.pool.perform(LockContext(
-            node=N1, operation=OperationId(f"lock-{job}"), group=G, job=JobId(job), token=Token(7),
-            epoch=Epoch(EPOCH), timeout_s=5.0))
+        self.pool.perform(
+            LockContext(
+                node=N1,
+                operation=OperationId(f"lock-{job}"),
+                group=G,
+                job=JobId(job),
+                token=Token(7),
+                epoch=Epoch(EPOCH),
+                timeout_s=5.0,
+            )
+        )
         await self.next_of(Locked, operation=f"lock-{job}")
 
     async def unlock(self, job: str) -> None:
-        self.pool.perform(UnlockContext(
-            node=N1, operation=OperationId(f"unlock-{job}"), group=G, job=JobId(job), token=Token(7),
-            epoch=Epoch(EPOCH), timeout_s=5.0))
+        self.pool.perform(
+            UnlockContext(
+                node=N1,
+                operation=OperationId(f"unlock-{job}"),
+                group=G,
+                job=JobId(job),
+                token=Token(7),
+                epoch=Epoch(EPOCH),
+                timeout_s=5.0,
+            )
+        )
         await self.next_of(Unlocked, operation=f"unlock-{job}")
 
     def save(self, job: str, operation: str, *, token: int = 7, epoch: int = EPOCH) -> None:
-        self.pool.perform(StartSnapshot(
-            node=N1, operation=OperationId(operation), group=G, job=JobId(job), token=Token(token),
-            epoch=Epoch(epoch), timeout_s=10.0))
+        self.pool.perform(
+            StartSnapshot(
+                node=N1,
+                operation=OperationId(operation),
+                group=G,
+                job=JobId(job),
+                token=Token(token),
+                epoch=Epoch(epoch),
+                timeout_s=10.0,
+            )
+        )
 
     def load(self, job: str, operation: str, after: str | None = None) -> None:
-        self.pool.perform(StartRestore(
-            node=N1, operation=OperationId(operation), group=G, job=JobId(job), token=Token(7), epoch=Epoch(EPOCH),
-            timeout_s=10.0, after=OperationId(after) if after else None))
+        self.pool.perform(
+            StartRestore(
+                node=N1,
+                operation=OperationId(operation),
+                group=G,
+                job=JobId(job),
+                token=Token(7),
+                epoch=Epoch(EPOCH),
+                timeout_s=10.0,
+                after=OperationId(after) if after else None,
+            )
+        )
 
     async def completes(self, operation: str) -> None:
         result = (await self.next_of(OperationEnded, operation=operation)).result
@@ -219,9 +251,17 @@ async def test_a_context_is_locked_saved_restored_and_unlocked_and_each_step_is_
     async with linked(agent) as (link, _):
         await agent.appear("a")
         await link.shows("a", ContextState.RUNNING, locked=False)
-        link.pool.perform(LockContext(
-            node=N1, operation=OperationId("l"), group=G, job=JobId("a"), token=Token(7), epoch=Epoch(EPOCH),
-            timeout_s=5.0))
+        link.pool.perform(
+            LockContext(
+                node=N1,
+                operation=OperationId("l"),
+                group=G,
+                job=JobId("a"),
+                token=Token(7),
+                epoch=Epoch(EPOCH),
+                timeout_s=5.0,
+            )
+        )
         await link.shows("a", ContextState.RUNNING, locked=True)
         link.save("a", "save-1")
         await link.completes("save-1")
@@ -230,9 +270,17 @@ async def test_a_context_is_locked_saved_restored_and_unlocked_and_each_step_is_
         link.load("a", "load-1")
         await link.completes("load-1")
         await link.shows("a", ContextState.RUNNING, locked=True)
-        link.pool.perform(UnlockContext(
-            node=N1, operation=OperationId("u"), group=G, job=JobId("a"), token=Token(7), epoch=Epoch(EPOCH),
-            timeout_s=5.0))
+        link.pool.perform(
+            UnlockContext(
+                node=N1,
+                operation=OperationId("u"),
+                group=G,
+                job=JobId("a"),
+                token=Token(7),
+                epoch=Epoch(EPOCH),
+                timeout_s=5.0,
+            )
+        )
         await link.shows("a", ContextState.RUNNING, locked=False)
 
 

@@ -48,8 +48,9 @@ class OrchestratorConfig:
     outcome_kept_s: float = 3600.0
     """How long the outcome of a request id is kept, so that a late retry gets ABORTED and not a second lease."""
 
-    restore_margin_bytes: int = 512 << 20
-    """Room that must stay free on each accelerator beside what is restored; set it lower for small (mock) devices."""
+    restore_margin_bytes: int | None = None
+    """Memory that stays free on each accelerator beside what is restored. None: 512 MiB, at most a 16th of the device,
+    which is the agents' own default."""
 
     max_tries: int = 3
     """Attempts to save a context before it counts as unsaveable."""
@@ -84,7 +85,7 @@ class OrchestratorConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:
+            if value is not None and not value > 0:
                 raise BadConfig(f"{field.name} is {value}; set {env_name(field.name)} to a number above 0")
         if self.poll_first_s > self.poll_last_s:
             raise BadConfig(f"poll_first_s is above poll_last_s; lower {env_name('poll_first_s')}")
@@ -101,7 +102,7 @@ class OrchestratorConfig:
             if given is None:
                 continue
             try:
-                chosen[field.name] = int(given) if field.type in (int, "int") else float(given)
+                chosen[field.name] = int(given) if field.type in (int, int | None) else float(given)
             except ValueError:
                 raise BadConfig(f"{source} is {given!r}; give a number") from None
         return cls(**chosen)  # type: ignore[arg-type]

@@ -147,5 +147,5 @@ def _parser() -> Parser:
     for field in fields(OrchestratorConfig):
         settings.add_argument(
             "--" + field.name.replace("_", "-"), dest=field.name, metavar="N",
-            help=f"default: {field.default}; ${env_name(field.name)}")
+            help=f"default: {field.default or '512 MiB, at most a 16th of the device'}; ${env_name(field.name)}")
     return parser
