@@ -71,6 +71,7 @@ class Group:
         self.switched_s = now
         """When a switch last began or ended."""
         self._intruder_locks: set[OperationId] = set()
+        self._unreachable: set[NodeId] = set()
         if record is not None:
             self._take_over(record, now)
 
@@ -233,7 +234,15 @@ class Group:
         else:
             raise AssertionError(f"group {self.id!r} does not come to rest")
         self._lock_intruders(now)
+        self._tell_silence(now)
         self.ledger.flush(self.record, now)
+
+    def _tell_silence(self, now: float) -> None:
+        """Say once that a node has become unreachable: status shows it, and whoever watches should not have to ask."""
+        silent = {node.id for node in self.site.nodes if self.site.silence_since(node, now) is not None}
+        for node in sorted(silent - self._unreachable):
+            self.site.publish("node_unreachable", node=node)
+        self._unreachable = silent
 
     def _step(self, now: float) -> bool:
         """Take one decision; tell whether another may follow from it."""

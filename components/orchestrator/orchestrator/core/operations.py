@@ -299,7 +299,7 @@ class Operations:
         if operation.kind in (OperationKind.SNAPSHOT, OperationKind.RESTORE):
             self._out.append(QueryOperation(operation.node, operation.id))
             self._set_deadline(operation, self._settings.answer_margin_s, now)
-            self.silent_since.setdefault(operation.node, now)
+            self._is_silent(operation.node, now)
             return None
         return self._unanswered(operation, "no answer in time", now)
 
@@ -365,7 +365,7 @@ class Operations:
 
     def _unanswered(self, operation: Operation, error: str, now: float) -> Outcome | None:
         node = operation.node
-        self.silent_since.setdefault(node, now)
+        self._is_silent(node, now)
         failures = self._pauses.get(node, (0.0, 0))[1]
         until_s = now + self._ids.jitter() * min(PAUSE_LAST_S, PAUSE_FIRST_S * 2.0 ** min(failures, 10))
         self._pauses[node] = (until_s, failures + 1)
@@ -375,6 +375,12 @@ class Operations:
             return None
         self._finish(operation, End.LOST, now)
         return Outcome(operation, End.LOST, error)
+
+    def _is_silent(self, node: NodeId, now: float) -> None:
+        since_s = self.silent_since.setdefault(node, now)
+        at_s = since_s + self._settings.unreachable_after_s
+        if at_s > now:
+            self._timers.set(Timer(self._group, "look", f"silence/{node}"), at_s)
 
     def _answered(self, node: NodeId) -> None:
         self._pauses.pop(node, None)

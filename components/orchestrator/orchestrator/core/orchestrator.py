@@ -99,7 +99,7 @@ class Orchestrator:
     def view(self, group: GroupId, now: float) -> GroupView | None:
         """Return what status shows of a group; None: there is none of that name."""
         known = self._groups.get(group)
-        return view_group(known, self._settings, self._sessions, now) if known is not None else None
+        return view_group(known, self._sessions, now) if known is not None else None
 
     def unsettled(self) -> tuple[GroupId, ...]:
         """Return the groups in which contexts are on the move, or a record is not written yet."""

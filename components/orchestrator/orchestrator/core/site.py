@@ -119,6 +119,14 @@ class Site:
         context = node.context(self.group, job)
         return {job} if context is not None and context.pids else set()
 
+    def silence_since(self, node: Node, now: float) -> float | None:
+        """Return since when a node has not answered, if that is long enough to count."""
+        silences = [] if node.is_connected else [node.since_s]
+        if node.id in self.operations.silent_since:
+            silences.append(self.operations.silent_since[node.id])
+        since_s = min(silences, default=None)
+        return since_s if since_s is not None and now - since_s >= self.settings.unreachable_after_s else None
+
     def staying_on(self, node: Node, target: JobId | None, *, is_crowded: bool = False) -> set[JobId]:
         """Return the jobs whose locked contexts need not go: `target` is in place already, or fits beside them.
 

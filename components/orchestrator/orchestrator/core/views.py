@@ -9,7 +9,6 @@ from orchestrator.core.types import (
     Condition,
     ConditionKind,
     ContextState,
-    CoreSettings,
     GroupState,
     GroupView,
     JobId,
@@ -20,7 +19,7 @@ from orchestrator.core.types import (
 ON_DEVICE = (ContextState.RUNNING, ContextState.TRANSITIONING, ContextState.FAULTED)
 
 
-def view_group(group: Group, settings: CoreSettings, sessions: Sessions, now: float) -> GroupView:
+def view_group(group: Group, sessions: Sessions, now: float) -> GroupView:
     """Return everything that status shows of a group."""
     site, holding, switch = group.site, group.holding, group.switch
     held_s = group.leases.held_s + (now - holding.placed_s if holding is not None and holding.is_placed else 0.0)
@@ -28,7 +27,7 @@ def view_group(group: Group, settings: CoreSettings, sessions: Sessions, now: fl
     lease = holding.lease if holding is not None and holding.is_recorded else None
     return GroupView(
         group=group.id,
-        state=_state(group, settings, now),
+        state=_state(group, now),
         state_since_s=_since(group),
         lease=lease,
         granted_at_s=holding.since_s if holding is not None and lease is not None else None,
@@ -40,7 +39,7 @@ def view_group(group: Group, settings: CoreSettings, sessions: Sessions, now: fl
         resident_jobs=tuple(sorted(job for job in site.jobs() if site.has(job, *ON_DEVICE))),
         held_share=held_s / seen_s if seen_s > 0 else 0.0,
         handoffs_total=group.leases.handoffs_total,
-        conditions=_conditions(group, settings, sessions, now),
+        conditions=_conditions(group, sessions, now),
         accelerators=site.accelerators(),
         contexts=tuple(
             NodeContextView(node.id, context)
@@ -50,8 +49,8 @@ def view_group(group: Group, settings: CoreSettings, sessions: Sessions, now: fl
     )
 
 
-def _state(group: Group, settings: CoreSettings, now: float) -> GroupState:
-    if any(_silence_since(group, node, settings, now) is not None for node in group.site.nodes):
+def _state(group: Group, now: float) -> GroupState:
+    if any(group.site.silence_since(node, now) is not None for node in group.site.nodes):
         return GroupState.UNKNOWN
     if group.switch is not None:
         return GroupState.SWITCHING
@@ -73,15 +72,7 @@ def _loaded_job(group: Group) -> JobId | None:
     return resident if resident is not None and group.site.has(resident, *ON_DEVICE) else None
 
 
-def _silence_since(group: Group, node: Node, settings: CoreSettings, now: float) -> float | None:
-    """Return since when a node has not answered, if that is long enough to count."""
-    since_s = None if node.is_connected else node.since_s
-    if since_s is None:
-        since_s = group.site.operations.silent_since.get(node.id)
-    return since_s if since_s is not None and now - since_s >= settings.unreachable_after_s else None
-
-
-def _conditions(group: Group, settings: CoreSettings, sessions: Sessions, now: float) -> tuple[Condition, ...]:
+def _conditions(group: Group, sessions: Sessions, now: float) -> tuple[Condition, ...]:
     site = group.site
     found: list[Condition] = []
     if group.overlap is not None:
@@ -105,7 +96,7 @@ def _conditions(group: Group, settings: CoreSettings, sessions: Sessions, now: f
         found.append(Condition(ConditionKind.FAULTED, f"job {job!r}: {reason}", _since(group), (job,),
                                "End its processes and start them anew, or evict with ACTION_CLEAR_FAULT."))
     for node in site.nodes:
-        since = _silence_since(group, node, settings, now)
+        since = group.site.silence_since(node, now)
         if since is not None:
             reason = node.disconnect_reason if not node.is_connected else "its agent leaves calls unanswered"
             found.append(Condition(ConditionKind.UNREACHABLE, f"node {node.id!r}: {reason}", since, (),

@@ -210,6 +210,7 @@ def test_silent_node_shows_unknown_after_ten_seconds_and_waiters_keep_their_plac
     world.advance(11.0)
     assert world.view().state == "unknown"
     assert "Unreachable" in world.conditions()
+    assert world.kinds().count("node_unreachable") == 1, "whoever watches is told"
     assert len(world.view().waiters) == 1
     world.reconnect()
     assert world.lease(call) is not None
@@ -227,9 +228,12 @@ def test_agent_that_takes_calls_and_never_answers_is_asked_again() -> None:
     world.advance(160.0)
     assert world.lease(call) is None
     assert world.view().state == "unknown"
+    assert "node_unreachable" in world.kinds()
     assert world.lease(world.ask("x", "h")) is not None, "another group is served"
+    world.disconnect()
+    assert world.view().state == "unknown", "a stream that breaks at last does not start the silence anew"
     agent.is_mute = False
-    agent.is_connected = True
+    world.reconnect()
     world.advance(150.0)
     assert world.lease(call) is not None
 
