@@ -68,9 +68,11 @@ async def serve(config: AgentConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     store = Store(config.state_dir)
+    logs.transition(log, logging.INFO, "snapshot agent starts", node=config.node, pid=os.getpid())
     driver = CudaDriver(Pool(config.workers))
     try:
-        await _start_driver(driver)
+        if not await _start_driver(driver, stop):
+            return
         settings = config.core_settings(driver.devices())
         shell = AgentShell(
             settings,
@@ -86,9 +88,19 @@ async def serve(config: AgentConfig) -> None:
         store.close()
 
 
-async def _start_driver(driver: CudaDriver) -> None:
+async def _start_driver(driver: CudaDriver, stop: asyncio.Event) -> bool:
+    """False: told to stop before the driver answered. Raises: DriverMissing."""
+    starting = asyncio.create_task(driver.start(), name="driver start")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait((starting,))
+        return False
     try:
-        await driver.start()
+        starting.result()
+        return True
     except DriverMissing as error:
         what = " ".join(str(error).split())
         raise DriverMissing(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -56,11 +55,12 @@ from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Status
 from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Refused
-from snapshot_agent_server.core.refusals import Refusal, RefusalKind
+from snapshot_agent_server.core.refusals import Refusal
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.driver.interface import Driver
 from snapshot_agent_server.processes import proc
+from snapshot_agent_server.processes.claims import claimed
 from snapshot_agent_server.processes.pidfd import ProcessEnds
 from snapshot_agent_server.store.records import boot_statements, read_memory
 from snapshot_agent_server.store.sqlite import Store
@@ -356,7 +356,12 @@ class AgentShell:
         """
         if not pids:
             return ()
-        found = [_checked(pid, self._own_pids()) for pid in pids]
+        found: list[ProcessId] = []
+        for pid in pids:
+            claim = claimed(pid, self._own_pids())
+            if isinstance(claim, Refusal):
+                raise RefusedCall(claim)
+            found.append(claim)
         sample = await self._driver.sample(list(pids), SAMPLE_TIMEOUT_S)
         if isinstance(sample, Abandoned):
             return tuple(ObservedProcess(process) for process in found)
@@ -387,20 +392,3 @@ class AgentShell:
         for record, state in zip(living, states, strict=True):
             if state.is_settled:
                 record.settle(state, self._clock())
-
-
-def _checked(pid: int, own_pids: set[int]) -> ProcessId:
-    """Raises: RefusedCall if the process is none that may be registered."""
-    found = proc.facts(pid)
-    owner = proc.owner(pid)
-    if found is None or owner is None or found.has_ended:
-        raise RefusedCall(Refusal(RefusalKind.BAD_PROCESS, f"pids: no process {pid} lives on this node"))
-    uid, leader = owner
-    if leader != pid:
-        raise RefusedCall(Refusal(RefusalKind.BAD_PROCESS, f"pids: {pid} is a thread; name its process, {leader}"))
-    if pid == os.getpid() or pid in own_pids:
-        raise RefusedCall(Refusal(RefusalKind.BAD_PROCESS, f"pids: process {pid} is the agent's own"))
-    if os.geteuid() not in (0, uid):
-        text = f"pids: process {pid} belongs to user {uid}, the agent runs as {os.geteuid()}; run both as the same user"
-        raise RefusedCall(Refusal(RefusalKind.WRONG_USER, text))
-    return found.id

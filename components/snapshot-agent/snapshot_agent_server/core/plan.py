@@ -73,7 +73,8 @@ def plan(operation: Operation, processes: Iterable[ProcessRecord], now: float) -
     if restore:
         need: dict[AcceleratorId, int] = {}
         for process, _, _ in restore:
-            for accelerator, size in process.saved.items():
+            # One whose saved size nobody knows any more asks for the margin at least.
+            for accelerator, size in (process.saved or dict.fromkeys(process.seen_on, 0)).items():
                 need[accelerator] = need.get(accelerator, 0) + size
         return _start(restore[:1], now, {restore[0][0].id: Verb.RESTORE}, need)
     if open_:

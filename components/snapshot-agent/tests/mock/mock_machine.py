@@ -134,7 +134,7 @@ class MockMachine:
     async def agent(self, *flags: str, groups: tuple[str, ...] = ("g=0", "h=1")) -> AsyncIterator[AgentProcess]:
         """The agent, once it says that it is ready. It may have been ended when the block is left."""
         command = [sys.executable, "-m", "snapshot_agent_server", "--listen", self.address, "--node", "n"]
-        command += ["--state-dir", str(self.folder / "state"), "--restore-margin-mib", "0"]
+        command += ["--state-dir", str(self.folder / "state"), "--restore-margin-mib", "0", "--workers", "2"]
         for group in groups:
             command += ["--group", group]
         process = await asyncio.create_subprocess_exec(*command, *flags, env=self.env, stdout=asyncio.subprocess.PIPE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sqlite3
@@ -104,3 +105,15 @@ def test_an_unwritable_folder_is_one_line(machine: MockMachine) -> None:
     command = [sys.executable, "-m", "snapshot_agent_server", "--state-dir", str(machine.folder / "file/x")]
     done = subprocess.run(command, env=dict(os.environ | machine.env), capture_output=True, text=True, check=False)
     assert "--state-dir" in refused(done)
+
+
+async def test_it_ends_at_once_while_the_driver_still_starts(machine: MockMachine) -> None:
+    machine.inject("set", "init-delay=60")
+    command = [sys.executable, "-m", "snapshot_agent_server", "--state-dir", str(machine.folder / "state")]
+    process = await asyncio.create_subprocess_exec(*command, env=machine.env, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(20.0):
+        assert b"snapshot agent starts" in await process.stdout.readline()
+        process.terminate()
+        assert await process.wait() == 0
+    process._transport.close()  # type: ignore[attr-defined]
