@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    with Machine(tmp_path) as made:
+    with Machine(tmp_path, orchestrator_flags=("--blocked-retry-s", "3")) as made:
         yield made
 
 
@@ -236,6 +236,26 @@ def test_row_9_hanging_lock_is_rolled_back_and_the_job_runs_on(machine: Machine)
         os.kill(process.pid, signal.SIGCONT)
     assert waiter.wait(60).success
     assert written
+
+
+def test_memory_taken_and_yielded_before_the_agent_has_looked_is_saved(machine: Machine) -> None:
+    """The agent samples devices four times a second; a turn can be shorter than that."""
+    b, b_process, b_written = holder_with_contents(machine, "b", 2)
+    b.release()
+    a = machine.client("a")
+    a.acquire(timeout_sec=20)
+    process = machine.process("a")
+    waiter = Caller(b.acquire, timeout_sec=20)
+    machine.wait_for(waiting("b"))
+    written = process.call("alloc", "weights", 20 * MIB, 1)
+    a.release()
+    assert waiter.wait().success
+    assert b_process.call("digest", "weights") == b_written
+    back = Caller(a.acquire, timeout_sec=20)
+    machine.wait_for(waiting("a"))
+    b.release()
+    back.wait()
+    assert process.call("digest", "weights") == written
 
 
 def test_no_device_time_without_a_lease(machine: Machine) -> None:

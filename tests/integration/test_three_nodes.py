@@ -51,7 +51,16 @@ def on_all_nodes(machine: Machine, job: str, seed: int) -> tuple[Any, dict[str, 
 
 @pytest.mark.parametrize("outcome", ["ok", "rolled back", "indeterminate", "gone", "unreachable"])
 def test_row_45_no_job_runs_on_some_nodes_only(tmp_path: Path, outcome: str) -> None:
-    flags = ("--operation-timeout-s", "3", "--lock-timeout-s", "2", "--unreachable-after-s", "2")
+    flags = (
+        "--operation-timeout-s",
+        "3",
+        "--lock-timeout-s",
+        "2",
+        "--unreachable-after-s",
+        "2",
+        "--blocked-retry-s",
+        "3",
+    )
     with Machine(tmp_path, nodes={node: {"g": "0"} for node in NODES}, orchestrator_flags=flags) as machine:
         # Both fill more than half of each device, so that neither fits beside the other.
         b, b_processes, b_written = on_all_nodes(machine, "b", seed=2)
