@@ -96,7 +96,9 @@ class AgentShell:
         self._node = Node(settings)
         self._backend = CudaBackend(driver)
         self._streams = Streams(incarnation)
-        self._ends = ProcessEnds(lambda process: self.post(ProcessEnded(process)))
+        self._ends = ProcessEnds(lambda process: self._post_or_stop(ProcessEnded(process)))
+        self._failed = asyncio.Event()
+        self._failure: BaseException | None = None
         self._calls: dict[int, asyncio.Future[Accept]] = {}
         self._call_ids = itertools.count(1)
         self._writer = RecordWriter(store, self._perform)
@@ -121,6 +123,7 @@ class AgentShell:
                 self._apply(self._node.recover(memory, self._clock()))
                 self._arm()
                 tasks.create_task(self._sample_loop(), name="sample NVML")
+                tasks.create_task(self._stop_on_failure(), name="failures of callbacks")
                 self._is_started.set()
         finally:
             self._ends.close()
@@ -195,6 +198,19 @@ class AgentShell:
         self._arm()
         self._changed.set()
 
+    def _post_or_stop(self, event: Event) -> None:
+        """For callbacks of the loop, which nobody awaits."""
+        try:
+            self.post(event)
+        except Exception as error:
+            self._failure = error
+            self._failed.set()
+
+    async def _stop_on_failure(self) -> None:
+        await self._failed.wait()
+        assert self._failure is not None
+        raise self._failure
+
     async def _ask(self, event: Callable[[int], Event]) -> Accept:
         number = next(self._call_ids)
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
@@ -214,7 +230,7 @@ class AgentShell:
         if due is not None:
             # A little late rather than early: an event before its time changes nothing and would come again at once.
             delay = max(0.0, due - now) + 0.0005
-            self._timer = asyncio.get_running_loop().call_later(delay, self.post, Woken())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._post_or_stop, Woken())
 
     # -- effects out
 

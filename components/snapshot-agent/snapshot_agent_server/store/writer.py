@@ -61,6 +61,10 @@ class RecordWriter:
         self._broken = asyncio.get_running_loop().create_future()
         await self._broken
 
+    def _break(self, error: BaseException) -> None:
+        if self._broken is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
     def _begin(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -84,15 +88,18 @@ class RecordWriter:
             asyncio.get_running_loop().call_later(RETRY_S, self._submit, statements, held)
             return
         if error is not None or done.cancelled():
-            if self._broken is not None and not self._broken.done():
-                self._broken.set_exception(error or RuntimeError("a write was cancelled"))
+            self._break(error or RuntimeError("a write was cancelled"))
             return
         if self._is_failing:
             self._is_failing = False
             logs.transition(log, logging.INFO, "the state folder takes records again")
         self._is_writing = self._is_held_written = False
-        for effect in held:
-            self._perform(effect)
+        try:
+            for effect in held:
+                self._perform(effect)
+        except Exception as failure:  # a callback of the loop, which nobody awaits: `run` raises it
+            self._break(failure)
+            return
         if self._statements or self._held:
             self._begin()
         else:

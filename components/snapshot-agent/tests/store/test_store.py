@@ -166,3 +166,19 @@ async def test_what_needs_a_record_waits_for_a_full_disk_and_goes_on_after(monke
     async with asyncio.timeout(5.0):
         await writer.idle()
     assert (store.written, performed) == (1, [TakeSample()])
+
+
+async def test_what_fails_behind_a_record_stops_the_agent() -> None:
+    store = BrokenStore()
+    store.is_full = False
+
+    def perform(effect: Effect) -> None:
+        raise RuntimeError("a bug")
+
+    writer = RecordWriter(store, perform)  # type: ignore[arg-type]
+    running = asyncio.create_task(writer.run())
+    await asyncio.sleep(0)
+    writer.add([RecordEpoch(1)], [TakeSample()], is_lazy=False)
+    async with asyncio.timeout(5.0):
+        with pytest.raises(RuntimeError, match="a bug"):
+            await running
