@@ -24,6 +24,7 @@ def test_quick_run_shows_the_same_results_and_leaves_nothing_behind(tmp_path: Pa
     assert written["identical"] is True
     assert written["timesliced"]["device_s_without_lease"] == 0
     assert written["timesliced"]["touches_without_lease"] == 0
+    assert written["timesliced"]["locks_during_lease"] == 0
     assert written["timesliced"]["device_s"] > 5
     assert written["timesliced"]["handoffs"] >= 10
     for pool in ("sampler", "trainer"):
