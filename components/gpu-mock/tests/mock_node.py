@@ -11,6 +11,7 @@ What a driver call returns is held against the codes that its documentation name
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -248,7 +249,8 @@ class MockProcess(MockThread):
     def kill(self, reap: bool = True) -> None:
         """SIGKILL; without `reap` the process stays a zombie until the node is closed."""
         if not self._ended:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have died by itself
+                os.kill(self.pid, signal.SIGKILL)
             self._ended = True
             if reap:
                 self._node.reap(self._reap_pid)
@@ -373,11 +375,13 @@ class MockNode:
         self.control("show", "--check")
 
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for pid in self._zombies:
-            self.reap(pid)
-        shutil.rmtree(self._parent)
+        try:
+            for process in self._processes:
+                process.kill()
+            for pid in self._zombies:
+                self.reap(pid)
+        finally:
+            shutil.rmtree(self._parent)
 
 
 
