@@ -276,9 +276,11 @@ def fork_actor(channel: int, environment: dict[str, str], in_new_namespace: bool
     between = os.fork()
     if between == 0:
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(CLONE_NEWPID) and libc.unshare(CLONE_NEWUSER | CLONE_NEWPID):
-            os.write(write_end, b"%d" % -ctypes.get_errno())
-            os._exit(1)
+        if libc.unshare(CLONE_NEWPID):
+            if libc.unshare(CLONE_NEWUSER | CLONE_NEWPID):
+                os.write(write_end, b"%d" % -ctypes.get_errno())
+                os._exit(1)
+            uid = None  # without rights outside, a namespace of its own knows no other user
         inner = os.fork()
         if inner == 0:
             os.close(read_end)
