@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.core.group import Group
-from orchestrator.core.nodes import Node, is_unexplained
+from orchestrator.core.nodes import is_unexplained
 from orchestrator.core.sessions import Sessions
 from orchestrator.core.types import (
     Condition,
