@@ -29,6 +29,7 @@ from orchestrator.core.types import (
     JobId,
     Lease,
     NodeId,
+    OnUnsaveable,
     OperationId,
     ProcessRef,
     RefusalCode,
@@ -64,9 +65,15 @@ class HostileWorld(RuleBasedStateMachine):
         assert self.world is not None
         return self.world
 
-    @initialize(nodes=st.integers(1, 3), groups=st.integers(1, 2), warm=st.booleans(), flow=flows)
-    def begin(self, nodes: int, groups: int, warm: bool, flow: str) -> None:
-        self.world = World(nodes, [f"g{index}" for index in range(1, groups + 1)])
+    @initialize(
+        nodes=st.integers(1, 3),
+        groups=st.integers(1, 2),
+        warm=st.booleans(),
+        flow=flows,
+        policy=st.sampled_from(OnUnsaveable),
+    )
+    def begin(self, nodes: int, groups: int, warm: bool, flow: str, policy: OnUnsaveable) -> None:
+        self.world = World(nodes, [f"g{index}" for index in range(1, groups + 1)], on_unsaveable=policy)
         self.world.on_grant = self.granted
         for job in JOBS:
             self.open_session(job)
@@ -491,6 +498,7 @@ class HostileWorld(RuleBasedStateMachine):
                 str(group.id) for group in self.w.core.groups() for waiter in group.queue if call in waiter.calls
             )
             assert "Blocked" in self.w.conditions(name), f"call {call} waits for ever: {self.story(name)}"
+            assert self.w.configs[0].on_unsaveable is OnUnsaveable.WAIT, f"nobody was killed: {self.story(name)}"
         self.w.advance(200.0)
         self.only_the_last_holder_can_touch_the_device()
         for group in self.w.core.groups():
