@@ -13,7 +13,7 @@ from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server import logs
 from snapshot_agent_server.api import messages
 from snapshot_agent_server.api.errors import RefusedCall
-from snapshot_agent_server.api.requests import Call
+from snapshot_agent_server.api.requests import Call, KillCall
 from snapshot_agent_server.api.streams import Stream, Streams
 from snapshot_agent_server.backends.cuda import CudaBackend
 from snapshot_agent_server.core.contexts import ContextState
@@ -24,6 +24,7 @@ from snapshot_agent_server.core.effects import (
     EndStreamsBelow,
     ForgetOperation,
     ForgetProcess,
+    KillProcesses,
     PublishAccelerator,
     PublishContext,
     PublishGone,
@@ -43,6 +44,7 @@ from snapshot_agent_server.core.events import (
     Closing,
     EpochSeen,
     Event,
+    KillRequested,
     ObservedProcess,
     ProcessEnded,
     Registered,
@@ -55,13 +57,13 @@ from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Status
 from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Refused
-from snapshot_agent_server.core.refusals import Refusal
+from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.driver.interface import Driver
 from snapshot_agent_server.processes import proc
 from snapshot_agent_server.processes.claims import claimed
-from snapshot_agent_server.processes.pidfd import ProcessEnds
+from snapshot_agent_server.processes.pidfd import ProcessEnds, kill
 from snapshot_agent_server.store.records import boot_statements, read_memory
 from snapshot_agent_server.store.sqlite import Store
 from snapshot_agent_server.store.writer import RecordWriter
@@ -166,6 +168,11 @@ class AgentShell:
             )
         )
 
+    async def kill(self, call: KillCall) -> Accept:
+        return await self._ask(
+            lambda number: KillRequested(number, call.job, call.group, call.token, call.epoch, call.reason)
+        )
+
     async def register(self, key: ContextKey, pids: tuple[int, ...]) -> None:
         processes = await self._observe(pids)
         await self._ask(lambda number: Registered(number, key, processes))
@@ -253,7 +260,7 @@ class AgentShell:
                     records.append(effect)
                 case CallDriver():
                     calls.append(effect)
-                case Accept() | Refuse() | WatchProcess():
+                case Accept() | Refuse() | KillProcesses() | WatchProcess():
                     behind.append(effect)
                 case _:
                     public.append(effect)
@@ -281,8 +288,34 @@ class AgentShell:
                 answer = self._calls.get(effect.call)
                 if answer is not None and not answer.done():
                     answer.set_exception(RefusedCall(effect.refusal))
+            case KillProcesses():
+                self._kill(effect)
             case WatchProcess(process):
                 self._ends.watch(process)
+
+    def _kill(self, effect: KillProcesses) -> None:
+        """Whoever lets itself be killed is, also where another does not."""
+        killed: list[int] = []
+        refused: list[int] = []
+        for process in effect.processes:
+            try:
+                if kill(process):
+                    killed.append(process.pid)
+            except PermissionError:
+                refused.append(process.pid)
+        where = ", ".join(map(str, effect.keys))
+        self._log(
+            logging.WARNING,
+            f"context {where}: killed on request" + (f" ({effect.reason})" if effect.reason else ""),
+            pids=tuple(killed),
+            not_permitted=tuple(refused),
+        )
+        if refused:
+            named = ", ".join(map(str, refused))
+            text = f"process {named} of context {where} may not be killed by the agent's user; end it by hand"
+            self._perform(Refuse(effect.call, Refusal(RefusalKind.WRONG_USER, text)))
+        else:
+            self._perform(Accept(effect.call, killed_pids=tuple(killed)))
 
     def _publish(self, effect: Effect) -> None:
         match effect:

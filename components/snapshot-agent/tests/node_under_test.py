@@ -94,6 +94,10 @@ class Client:
         ref = pb.ContextRef(job_id=job, group=group)
         return await self.stub.Unlock(pb.UnlockRequest(context=ref, **fields))
 
+    async def kill(self, job: str, group: str = "g", **fields: Any) -> pb.KillResponse:
+        ref = pb.ContextRef(job_id=job, group=group)
+        return await self.stub.Kill(pb.KillRequest(context=ref, **fields))
+
 
 def connected(address: str) -> grpc.aio.Channel:
     """A channel that knows nothing of earlier ones: after a restart it does not wait out their backoff."""

@@ -11,6 +11,7 @@ from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 CODE_OF = {
     RefusalKind.STALE: grpc.StatusCode.FAILED_PRECONDITION,
     RefusalKind.UNKNOWN_GROUP: grpc.StatusCode.NOT_FOUND,
+    RefusalKind.UNKNOWN_CONTEXT: grpc.StatusCode.NOT_FOUND,
     RefusalKind.UNKNOWN_OPERATION: grpc.StatusCode.NOT_FOUND,
     RefusalKind.OTHER_OPERATION: grpc.StatusCode.ALREADY_EXISTS,
     RefusalKind.BAD_PROCESS: grpc.StatusCode.INVALID_ARGUMENT,

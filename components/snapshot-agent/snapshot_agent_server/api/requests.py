@@ -13,6 +13,7 @@ from snapshot_agent_server.core.operations import Kind
 
 MAX_ID = 253
 MAX_PIDS = 4096
+MAX_REASON = 500
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 
 
@@ -30,6 +31,15 @@ class Call:
     leave_locked: bool = False
     after: OperationId | None = None
     pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KillCall:
+    job: JobId
+    group: GroupId | None
+    token: int
+    epoch: int
+    reason: str
 
 
 def snapshot_call(request: pb.SnapshotRequest) -> Call:
@@ -86,6 +96,16 @@ def unlock_call(request: pb.UnlockRequest) -> Call:
         operation=_own_operation("unlock"),
         token=_not_negative("fencing_token", request.fencing_token),
         epoch=_not_negative("leader_epoch", request.leader_epoch),
+    )
+
+
+def kill_call(request: pb.KillRequest) -> KillCall:
+    return KillCall(
+        job=JobId(_id("context.job_id", request.context.job_id)),
+        group=_group(request.context.group, "context.group"),
+        token=_not_negative("fencing_token", request.fencing_token),
+        epoch=_not_negative("leader_epoch", request.leader_epoch),
+        reason=request.reason[:MAX_REASON],
     )
 
 

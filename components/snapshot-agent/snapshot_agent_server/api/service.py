@@ -38,6 +38,8 @@ class Agent(Protocol):
 
     async def request(self, call: requests.Call) -> Accept: ...
 
+    async def kill(self, call: requests.KillCall) -> Accept: ...
+
     async def register(self, key: ContextKey, pids: tuple[int, ...]) -> None: ...
 
     async def watch(self, epoch: int) -> Stream: ...
@@ -80,6 +82,13 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
         except (BadRequest, NotBuilt, RefusedCall) as error:
             await abort(context, error)
         return pb.UnlockResponse()
+
+    async def Kill(self, request: pb.KillRequest, context: Context) -> pb.KillResponse:
+        try:
+            accepted = await self._agent.kill(requests.kill_call(request))
+        except (BadRequest, RefusedCall) as error:
+            await abort(context, error)
+        return pb.KillResponse(killed_pids=accepted.killed_pids)
 
     async def GetOperation(self, request: pb.GetOperationRequest, context: Context) -> pb.GetOperationResponse:
         try:

@@ -86,12 +86,26 @@ class Accept:
     call: int
     operation: OperationId | None = None
     locked_pids: tuple[int, ...] = ()
+    killed_pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
     call: int
     refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class KillProcesses:
+    """Send SIGKILL to those that are still the same processes, and answer the call with their pids.
+
+    That they have ended is told as always, by `ProcessEnded`.
+    """
+
+    call: int
+    keys: tuple[ContextKey, ...]
+    processes: tuple[ProcessId, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +155,7 @@ Effect = (
     | Record
     | Accept
     | Refuse
+    | KillProcesses
     | WatchProcess
     | PublishContext
     | PublishGone

@@ -48,6 +48,18 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True)
+class KillRequested:
+    """A Kill call came in. `group` None: all contexts of the job."""
+
+    call: int
+    job: JobId
+    group: GroupId | None
+    token: int = 0
+    epoch: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EpochSeen:
     """A Watch came in with this leader epoch, above 0."""
 
@@ -85,4 +97,4 @@ class Closing:
     """The agent shuts down: nothing new starts, what runs is finished or rolled back."""
 
 
-Event = Registered | Requested | EpochSeen | Answered | ProcessEnded | Sampled | Woken | Closing
+Event = Registered | Requested | KillRequested | EpochSeen | Answered | ProcessEnded | Sampled | Woken | Closing

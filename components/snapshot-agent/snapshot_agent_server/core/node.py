@@ -12,6 +12,7 @@ from snapshot_agent_server.core.effects import (
     Accept,
     Effect,
     EndStreamsBelow,
+    KillProcesses,
     PublishContext,
     PublishGone,
     RecordEpoch,
@@ -25,6 +26,7 @@ from snapshot_agent_server.core.events import (
     Closing,
     EpochSeen,
     Event,
+    KillRequested,
     ProcessEnded,
     Registered,
     Requested,
@@ -112,6 +114,8 @@ class Node:
                 effects = self._register(event, now)
             case Requested():
                 effects = self._request(event, now)
+            case KillRequested():
+                effects = self._kill(event)
             case EpochSeen(call, epoch):
                 stale = self.fences.check_epoch(epoch)
                 effects = [Refuse(call, stale)] if stale else [*self._raise((), 0, epoch), Accept(call)]
@@ -139,10 +143,31 @@ class Node:
         self._queue.found(event.key)
         return [*self.registry.join(event.key, event.processes, now), Accept(event.call)]
 
+    def _kill(self, event: KillRequested) -> list[Effect]:
+        """No operation: it waits for none, and those under way end as gone when the processes have ended."""
+        key = ContextKey(event.job, event.group) if event.group is not None else None
+        keys = (key,) if key is not None else self.registry.of_job(event.job)
+        groups = [key.group for key in keys]
+        refusal = self._closing() or (self._unknown_group(event.group) if event.group is not None else None)
+        refusal = refusal or self.fences.check(groups, event.token, event.epoch)
+        processes = tuple(record.id for record in self.registry.records(keys))
+        if refusal is None and not processes:
+            where = f" in group {event.group!r}" if event.group is not None else ""
+            text = f"job {event.job!r} has no context{where} on this node: nothing to kill."
+            refusal = Refusal(RefusalKind.UNKNOWN_CONTEXT, text)
+        if refusal is not None:
+            return [Refuse(event.call, refusal)]
+        effects = self._raise(groups, event.token, event.epoch)
+        return [*effects, KillProcesses(event.call, keys, processes, event.reason)]
+
+    def _closing(self) -> Refusal | None:
+        text = "the agent is shutting down; nothing was changed. Ask again when it is back."
+        return Refusal(RefusalKind.CLOSING, text) if self._is_closing else None
+
     def _request(self, event: Requested, now: float) -> list[Effect]:
-        if self._is_closing:
-            text = "the agent is shutting down; nothing was changed. Ask again when it is back."
-            return [Refuse(event.call, Refusal(RefusalKind.CLOSING, text))]
+        closing = self._closing()
+        if closing is not None:
+            return [Refuse(event.call, closing)]
         unknown = self._unknown_group(event.group) if event.group is not None else None
         keys: tuple[ContextKey, ...]
         if event.group is not None:

@@ -119,6 +119,10 @@ class Operation:
         """Where a process in `state` shall be in this phase. `state` itself: nothing to do."""
         if self.phase is Phase.ROLLBACK:
             return work.before if work.before in RETURNABLE else state
+        return self.target(state)
+
+    def target(self, state: DriverState) -> DriverState:
+        """Where the operation wants a process that is in `state`."""
         match self.kind:
             case Kind.SNAPSHOT:
                 return DriverState.CHECKPOINTED

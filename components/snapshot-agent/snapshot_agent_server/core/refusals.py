@@ -9,6 +9,7 @@ from enum import StrEnum
 class RefusalKind(StrEnum):
     STALE = "stale"
     UNKNOWN_GROUP = "unknown group"
+    UNKNOWN_CONTEXT = "unknown context"
     UNKNOWN_OPERATION = "unknown operation"
     OTHER_OPERATION = "the operation id names something else"
     BAD_PROCESS = "bad process"

@@ -39,8 +39,10 @@ class Runner:
         operation.phase = Phase.FORWARD
         operation.started_at = now
         for record in self._registry.records(operation.keys):
-            if record.state is DriverState.NONE and operation.kind in (Kind.SNAPSHOT, Kind.LOCK):
-                record.state = DriverState.UNKNOWN  # it may have started CUDA since it was asked
+            # Asked again: who may have started CUDA since, and whom an abandoned call may have moved.
+            is_new = record.state is DriverState.NONE and operation.kind in (Kind.SNAPSHOT, Kind.LOCK)
+            if is_new or record.suspect_until > now:
+                record.state = DriverState.UNKNOWN
             before = record.state if record.state.is_settled else DriverState.UNKNOWN
             operation.work[record.id] = Work(before)
 
@@ -107,15 +109,11 @@ class Runner:
         return [record for record in found if record is not None]
 
     def _is_at_target(self, operation: Operation, records: list[ProcessRecord]) -> bool:
-        phase, operation.phase = operation.phase, Phase.FORWARD
-        try:
-            return all(
-                record.state is DriverState.NONE
-                or (record.state.is_settled and record.state is operation.goal(operation.work[record.id], record.state))
-                for record in records
-            )
-        finally:
-            operation.phase = phase
+        return all(
+            record.state is DriverState.NONE
+            or (record.state.is_settled and record.state is operation.target(record.state))
+            for record in records
+        )
 
     def _is_back(self, operation: Operation) -> bool:
         return all(

@@ -1,13 +1,34 @@
-"""The end of processes, told by pidfds: no polling, and no mistake with a pid that is used again."""
+"""Processes by pidfd: their end is told without polling, and no pid that is used again is mistaken for the old one."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 
 from snapshot_agent_server.core.ids import ProcessId
 from snapshot_agent_server.processes.proc import is_same
+
+
+def kill(process: ProcessId) -> bool:
+    """Send SIGKILL; False: that process has ended already. PermissionError: it is another user's by now.
+
+    The signal goes to what the descriptor holds, never to a pid: a later process with this pid is safe.
+    """
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not is_same(process):  # looked at only now: the descriptor holds the pid's owner of this moment
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 class ProcessEnds:

@@ -46,6 +46,11 @@ BAD = [
     ("Lock", pb.LockRequest(context=A), "INVALID_ARGUMENT", "timeout_ms: must be above 0"),
     ("Lock", pb.LockRequest(context=pb.ContextRef(), timeout_ms=1), "INVALID_ARGUMENT", r"context\.job_id"),
     ("Unlock", pb.UnlockRequest(context=pb.ContextRef(job_id="a", group="x")), "NOT_FOUND", "no group 'x'"),
+    ("Kill", pb.KillRequest(context=pb.ContextRef(group="g")), "INVALID_ARGUMENT", r"context\.job_id"),
+    ("Kill", pb.KillRequest(context=pb.ContextRef(job_id="a", group="x")), "NOT_FOUND", "no group 'x'"),
+    ("Kill", pb.KillRequest(context=A), "NOT_FOUND", "job 'a' has no context in group 'g' on this node"),
+    ("Kill", pb.KillRequest(context=pb.ContextRef(job_id="a")), "NOT_FOUND", "job 'a' has no context on this node"),
+    ("Kill", pb.KillRequest(context=A, fencing_token=-1), "INVALID_ARGUMENT", "fencing_token"),
     ("GetOperation", pb.GetOperationRequest(), "INVALID_ARGUMENT", "operation_id"),
     ("GetOperation", pb.GetOperationRequest(operation_id="never"), "NOT_FOUND", "no operation 'never'"),
     *(

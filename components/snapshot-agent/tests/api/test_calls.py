@@ -1,10 +1,18 @@
-"""Snapshot, Restore, Lock and Unlock through gRPC, on a fake driver with real processes."""
+"""Snapshot, Restore, Lock, Unlock and Kill through gRPC, on a fake driver with real processes."""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+
+import grpc
+import pytest
+
 from node_under_test import GPU, MIB, FakeNode
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
-from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.outcomes import DriverState, Verb
+from snapshot_agent_server.driver.fake import Fault
 
 
 async def test_a_context_is_saved_and_comes_back(node: FakeNode) -> None:
@@ -25,3 +33,58 @@ async def test_a_context_is_saved_and_comes_back(node: FakeNode) -> None:
         assert node.driver.processes[pid].state is DriverState.LOCKED
         await client.unlock("a")
         assert node.driver.processes[pid].state is DriverState.RUNNING
+
+
+def fate(pid: int) -> int:
+    """The signal that ended a child of ours, 0 while it lives; it stays a zombie."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return 0 if ended is None else ended.si_status
+
+
+async def test_kill_ends_the_processes_of_one_context(node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+    async with node.up() as client:
+        first, second, other, elsewhere = (node.process() for _ in range(4))
+        await client.register("a", "g", first, second)
+        await client.register("b", "g", other)
+        await client.register("a", "h", elsewhere)
+        with caplog.at_level(logging.WARNING):
+            killed = await client.kill("a", reason="it cannot be saved")
+            await client.until(lambda: ("a", "g") in client.gone)
+        assert list(killed.killed_pids) == [first, second]
+        assert [fate(pid) for pid in (first, second, other, elsewhere)] == [signal.SIGKILL, signal.SIGKILL, 0, 0]
+        assert set(client.jobs) == {("b", "g"), ("a", "h")}
+        [line] = [record for record in caplog.records if "killed on request" in record.getMessage()]
+        assert "it cannot be saved" in line.getMessage()
+        await client.kill("a", "")
+        await client.until(lambda: ("a", "h") in client.gone)
+
+
+@pytest.mark.parametrize("verb", [Verb.LOCK, Verb.CHECKPOINT])
+async def test_kill_does_not_wait_for_an_operation_that_hangs(node: FakeNode, verb: Verb) -> None:
+    async with node.up() as client:
+        pid = node.process()
+        await client.register("a", "g", pid)
+        node.driver.faults.append(Fault(verb))
+        await client.stub.Snapshot(pb.SnapshotRequest(job_id="a", group="g", operation_id="s"))
+        while (verb, pid) not in node.driver.calls:
+            await client.stub.Status(pb.StatusRequest())
+        assert list((await client.kill("a")).killed_pids) == [pid]
+        ended = await client.until(lambda: client.ended.get("s"))
+        assert ended.error.startswith("gone: ")
+        assert ("a", "g") in client.gone
+        assert fate(pid) == signal.SIGKILL
+
+
+@pytest.mark.parametrize(("token", "epoch"), [(1, 2), (2, 1), (0, 2), (2, 0)])
+async def test_a_stale_kill_kills_nobody(node: FakeNode, token: int, epoch: int) -> None:
+    async with node.up() as client:
+        pid = node.process()
+        await client.register("a", "g", pid)
+        await client.lock("a", fencing_token=2, leader_epoch=2)
+        with pytest.raises(grpc.aio.AioRpcError, match="nothing was changed") as caught:
+            await client.kill("a", fencing_token=token, leader_epoch=epoch)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert fate(pid) == 0
+        await client.kill("a", fencing_token=3, leader_epoch=2)
+        await client.until(lambda: ("a", "g") in client.gone)
+        assert (await client.stub.Status(pb.StatusRequest())).fences[0].fencing_token == 3

@@ -141,7 +141,7 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def an_abandoned_call_takes_effect(self, data: st.DataObject) -> None:
         target = data.draw(st.sampled_from([t for t in self.world.targets.values() if t.queue]))
-        target.take(target.queue.pop(0))
+        target.take_late()
 
     @rule(is_lazy_lost=st.booleans(), fates=st.lists(st.sampled_from(["lost", "done", "late"]), max_size=4))
     def the_agent_crashes(self, is_lazy_lost: bool, fates: list[str]) -> None:
@@ -178,10 +178,13 @@ class NodeMachine(RuleBasedStateMachine):
             if kind is Kind.RESTORE:
                 goal = DriverState.LOCKED if leave_locked else DriverState.RUNNING
             late = {pid for pid, work in worked.items() if work.before is DriverState.NONE}  # started CUDA since
+            late |= {pid for pid in states if self.world.targets[pid].locked_late}  # since it was asked
             assert {state for pid, state in states.items() if pid not in late} <= {goal}
         elif result.is_rolled_back:
             assert not result.is_gone
             for pid, state in states.items():
+                if self.world.targets[pid].locked_late:
+                    continue  # a lock that was given up: undone as soon as a sample shows it
                 before = worked[pid].before
                 assert before in (state, DriverState.NONE, DriverState.FAILED, DriverState.UNKNOWN)
 
@@ -215,11 +218,13 @@ class NodeMachine(RuleBasedStateMachine):
         return DriverState.CHECKPOINTED in states
 
 
-EXAMPLES = int(os.environ.get("AGENT_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("AGENT_EXAMPLES", "0"))
+"""0: the quick run, the same every time. Above: so many at random."""
 
 TestNode = NodeMachine.TestCase
 TestNode.settings = settings(
-    max_examples=EXAMPLES,
+    max_examples=EXAMPLES or 200,
+    derandomize=not EXAMPLES,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

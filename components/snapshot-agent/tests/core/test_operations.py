@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from snapshot_agent_server.core.contexts import ContextState
-from snapshot_agent_server.core.effects import CallDriver, EndStreamsBelow
-from snapshot_agent_server.core.events import Answered, Closing, EpochSeen, Registered, Requested
+from snapshot_agent_server.core.effects import CallDriver, EndStreamsBelow, KillProcesses
+from snapshot_agent_server.core.events import Answered, Closing, EpochSeen, KillRequested, Registered, Requested
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
 from snapshot_agent_server.core.operations import Kind, Status
 from snapshot_agent_server.core.outcomes import Abandoned, Code, DriverState, Gone, Refused, Stopped, Verb
@@ -497,3 +497,25 @@ def test_a_context_in_transition_is_told_only_if_it_lasts(world: World) -> None:
     assert world.published[key].view.state is ContextState.TRANSITIONING
     drain(world)
     assert world.published[key].view.state is ContextState.SAVED
+
+
+def test_a_kill_is_no_operation_and_waits_for_none(world: World) -> None:
+    first, second, other = world.start(), world.start(), world.start()
+    register(world, "a", first, second)
+    register(world, "b", other)
+    ask(world, Kind.SNAPSHOT, "a", timeout_s=60.0)
+    effects = world.post(KillRequested(99, JobId("a"), G))
+    assert [e.processes for e in effects if isinstance(e, KillProcesses)] == [(first.id, second.id)]
+    assert OperationId("snapshot-a") not in world.results, "it ends when they have ended"
+    world.kill(first.id.pid)
+    world.kill(second.id.pid)
+    assert [result.is_gone for result in world.results[OperationId("snapshot-a")]] == [True]
+    world.post(KillRequested(100, JobId("a"), G))
+    assert world.refused[100].refusal.kind is RefusalKind.UNKNOWN_CONTEXT
+
+
+def test_after_closing_nobody_is_killed(world: World) -> None:
+    register(world, "a", world.start())
+    world.post(Closing())
+    assert not any(isinstance(e, KillProcesses) for e in world.post(KillRequested(9, JobId("a"), G)))
+    assert world.refused[9].refusal.kind is RefusalKind.CLOSING

@@ -60,6 +60,13 @@ class Target:
     queue: list[Verb] = field(default_factory=list)
     """Abandoned calls that are under way in the target still. The driver takes one after the other."""
 
+    locked_late: bool = False
+
+    def take_late(self) -> None:
+        """The oldest abandoned call takes effect, or finds that it cannot."""
+        verb = self.queue.pop(0)
+        self.locked_late = isinstance(self.take(verb), Done) and verb is Verb.LOCK
+
     def take(self, verb: Verb) -> Outcome:
         if self.state is DriverState.NONE:
             return Refused(Code.INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE")
@@ -71,7 +78,7 @@ class Target:
 
     def drain(self) -> None:
         while self.queue:
-            self.take(self.queue.pop(0))
+            self.take_late()
 
 
 @dataclass
@@ -189,6 +196,7 @@ class World:
                 return Refused(Code.INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE")
             return Done(target.state)
         target.drain()
+        target.locked_late = False
         return target.take(call.verb)
 
     def no_room(self, call: CallDriver) -> NoRoom:

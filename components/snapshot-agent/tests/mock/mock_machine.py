@@ -42,6 +42,11 @@ class TargetProcess:
         self._process.kill()
         await self._process.wait()
 
+    async def ended(self, timeout_s: float = 5.0) -> int:
+        """The exit status, once it has ended by itself or by another's hand."""
+        async with asyncio.timeout(timeout_s):
+            return await self._process.wait()
+
     def stop(self) -> None:
         """SIGSTOP, and wait until it has taken effect."""
         self._process.send_signal(signal.SIGSTOP)

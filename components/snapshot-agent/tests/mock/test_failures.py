@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sqlite3
 import time
 
@@ -142,6 +143,27 @@ async def test_row_11_all_are_back_when_the_second_of_four_cannot_be_saved(machi
         job = await client.until(lambda: (job := client.jobs["a", "g"]).state == pb.JOB_STATE_RUNNING and job)
         assert not job.locked
         assert [await target.tell("check") for target in targets] == ["same"] * 4
+
+
+@pytest.mark.parametrize("operation", ["lock", "checkpoint"])
+async def test_row_11_a_job_is_killed_also_while_the_driver_hangs(machine: MockMachine, operation: str) -> None:
+    target, other = await machine.target(8 * MIB), await machine.target(8 * MIB)
+    machine.inject("hang", f"op={operation}", f"pid={target.pid}")
+    async with machine.served() as client:
+        await client.register("a", "g", target.pid)
+        await client.register("b", "g", other.pid)
+        await client.stub.Snapshot(pb.SnapshotRequest(job_id="a", group="g", operation_id="s", timeout_ms=60_000))
+        if operation == "checkpoint":
+            await client.until(lambda: client.jobs["a", "g"].state == pb.JOB_STATE_TRANSITIONING)
+        assert list((await client.kill("a", reason="it cannot be saved")).killed_pids) == [target.pid]
+        assert await target.ended() == -signal.SIGKILL
+        ended = await client.until(lambda: client.ended.get("s"), timeout_s=5.0)
+        assert ended.error.startswith("gone: ")
+        assert ("a", "g") in client.gone
+        gpu = machine.uuids[0]
+        await client.until(lambda: client.accelerators[gpu].memory_used_bytes == 8 * MIB)
+        assert await other.tell("check") == "same"
+        assert (await client.snapshot("b", id="b")).status == COMPLETE
 
 
 async def test_row_12_a_restore_without_room_is_not_tried(machine: MockMachine) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from snapshot_agent_server.core.ids import ProcessId
 from snapshot_agent_server.processes import proc
-from snapshot_agent_server.processes.pidfd import ProcessEnds
+from snapshot_agent_server.processes.pidfd import ProcessEnds, kill
 
 
 @pytest.fixture
@@ -102,3 +102,24 @@ async def test_a_stranger_with_the_pid_counts_as_the_end(sleeper: subprocess.Pop
     async with asyncio.timeout(2.0):
         assert await ended.get() == earlier
     ends.close()
+
+
+def test_exactly_the_named_process_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    facts = proc.facts(sleeper.pid)
+    assert facts is not None
+    assert not kill(ProcessId(sleeper.pid, facts.id.start_time - 1)), "a stranger with its pid"
+    assert sleeper.poll() is None
+    assert kill(facts.id)
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert not kill(facts.id), "a zombie"
+    assert sleeper.wait() == -signal.SIGKILL
+    assert not kill(facts.id)
+
+
+def test_a_stopped_process_is_killed_too(sleeper: subprocess.Popen[bytes]) -> None:
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+    facts = proc.facts(sleeper.pid)
+    assert facts is not None
+    assert kill(facts.id)
+    assert sleeper.wait(5.0) == -signal.SIGKILL
