@@ -9,7 +9,7 @@ import signal
 import grpc
 import pytest
 
-from node_under_test import GPU, MIB, FakeNode
+from node_under_test import GPU, GPU1, MIB, FakeNode
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server.core.outcomes import DriverState, Verb
 from snapshot_agent_server.driver.fake import Fault
@@ -43,7 +43,7 @@ def fate(pid: int) -> int:
 
 async def test_kill_ends_the_processes_of_one_context(node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
     async with node.up() as client:
-        first, second, other, elsewhere = (node.process() for _ in range(4))
+        first, second, other, elsewhere = node.process(), node.process(), node.process(), node.process(gpu=GPU1)
         await client.register("a", "g", first, second)
         await client.register("b", "g", other)
         await client.register("a", "h", elsewhere)
