@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from orchestrator.core.types import OnUnsaveable
+
 ENV_PREFIX = "TIMESLICE_ORCH_"
 
 
@@ -58,6 +60,13 @@ class OrchestratorConfig:
     backoff_s: float = 0.25
     """Pause before the second attempt; it doubles with each further one."""
 
+    on_unsaveable: OnUnsaveable = OnUnsaveable.WAIT
+    """What happens to a job that cannot be saved and beside which the next one does not fit: wait (the group is
+    Blocked, and says who must be ended) or kill (its processes are killed after kill_grace_s)."""
+
+    kill_grace_s: float = 30.0
+    """How long a group is Blocked before that job is killed, where on_unsaveable is kill."""
+
     blocked_retry_s: float = 15.0
     """How often a Blocked group looks again, besides whenever something changes."""
 
@@ -85,7 +94,7 @@ class OrchestratorConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and not value > 0:
+            if isinstance(value, int | float) and not value > 0:
                 raise BadConfig(f"{field.name} is {value}; set {env_name(field.name)} to a number above 0")
         if self.poll_first_s > self.poll_last_s:
             raise BadConfig(f"poll_first_s is above poll_last_s; lower {env_name('poll_first_s')}")
@@ -93,13 +102,18 @@ class OrchestratorConfig:
     @classmethod
     def from_settings(cls, env: Mapping[str, str], flags: Mapping[str, str | None]) -> "OrchestratorConfig":
         """The settings that `flags` names (None: not given), else `env`, else the defaults."""
-        chosen: dict[str, float | int] = {}
+        chosen: dict[str, float | int | OnUnsaveable] = {}
         for field in fields(cls):
             given = flags.get(field.name)
             source = "--" + field.name.replace("_", "-")
             if given is None:
                 given, source = env.get(env_name(field.name)), env_name(field.name)
             if given is None:
+                continue
+            if field.type is OnUnsaveable:
+                if given not in list(OnUnsaveable):
+                    raise BadConfig(f"{source} is {given!r}; give {' or '.join(OnUnsaveable)}")
+                chosen[field.name] = OnUnsaveable(given)
                 continue
             try:
                 chosen[field.name] = int(given) if field.type in (int, int | None) else float(given)

@@ -6,14 +6,26 @@ A flag may say "0" for a node's first accelerator; its id is known when the node
 from collections import defaultdict
 from collections.abc import Sequence
 
-from orchestrator.core.types import AcceleratorId, AcceleratorView, GroupConfig, GroupId, NodeId
+from orchestrator.core.types import (
+    AcceleratorId,
+    AcceleratorView,
+    GroupConfig,
+    GroupId,
+    NodeId,
+    OnUnsaveable,
+)
 from orchestrator.infra.interface import Topology
 
 
 class GroupConfigs:
     """The configuration of every group of one topology, as far as it is known."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(
+        self, topology: Topology, on_unsaveable: OnUnsaveable = OnUnsaveable.WAIT, kill_grace_s: float = 30.0
+    ) -> None:
+        """One policy for all groups."""
+        self._on_unsaveable = on_unsaveable
+        self._kill_grace_s = kill_grace_s
         self._named: dict[GroupId, dict[NodeId, tuple[str, ...]]] = defaultdict(dict)
         for agent in topology.agents:
             for group in agent.groups:
@@ -22,7 +34,7 @@ class GroupConfigs:
 
     def with_topology(self, topology: Topology) -> "GroupConfigs":
         """Another topology, with what the agents have told so far."""
-        changed = GroupConfigs(topology)
+        changed = GroupConfigs(topology, self._on_unsaveable, self._kill_grace_s)
         changed._ids = dict(self._ids)
         return changed
 
@@ -41,6 +53,8 @@ class GroupConfigs:
         return GroupConfig(
             group=group,
             nodes=tuple(nodes),
+            on_unsaveable=self._on_unsaveable,
+            kill_grace_s=self._kill_grace_s,
             accelerators=tuple(
                 (node, self._resolve(node, name)) for node, names in nodes.items() for name in names))
 

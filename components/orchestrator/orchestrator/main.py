@@ -16,6 +16,7 @@ from typing import NoReturn
 from orchestrator import logs
 from orchestrator.addresses import CannotListen, address_problem, leaves_machine
 from orchestrator.config import BadConfig, OrchestratorConfig, default_listen, default_state_dir, env_name
+from orchestrator.core.types import OnUnsaveable
 from orchestrator.infra.interface import AgentSpec
 from orchestrator.infra.static import BadAgentFlag, StaticInfra, parse_agents
 from orchestrator.logs import say
@@ -146,6 +147,7 @@ def _parser() -> Parser:
     settings = parser.add_argument_group("settings")
     for field in fields(OrchestratorConfig):
         settings.add_argument(
-            "--" + field.name.replace("_", "-"), dest=field.name, metavar="N",
+            "--" + field.name.replace("_", "-"), dest=field.name,
+            metavar="|".join(OnUnsaveable) if field.type is OnUnsaveable else "N",
             help=f"default: {field.default or '512 MiB, at most a 16th of the device'}; ${env_name(field.name)}")
     return parser

@@ -91,7 +91,7 @@ async def lead(
     writer = StoreWriter(store, shell.post)
     link_settings = LinkSettings(
         call_timeout_s=config.call_timeout_s, poll_first_s=config.poll_first_s, poll_last_s=config.poll_last_s)
-    configs = GroupConfigs(topology)
+    configs = GroupConfigs(topology, config.on_unsaveable, config.kill_grace_s)
 
     def post_from_agent(event: Event) -> None:
         if isinstance(event, NodeObserved):

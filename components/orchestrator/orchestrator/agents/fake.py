@@ -242,6 +242,18 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         await self._leave(behaviour, context)
         return pb.UnlockResponse()
 
+    async def Kill(self, request: pb.KillRequest, context: Any) -> pb.KillResponse:
+        behaviour = await self._enter("Kill", request, context)
+        ref = request.context
+        await self._fence(ref.group, request.fencing_token, request.leader_epoch, context)
+        killed = list(self._named(ref))
+        if not killed:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"job {ref.job_id!r} has no context here")
+        for held in killed:
+            self.remove(held.job, held.group)
+        await self._leave(behaviour, context)
+        return pb.KillResponse(killed_pids=[pid for held in killed for pid in held.pids])
+
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.AgentEvent]:
         await self._enter("Watch", request, context)
         if request.leader_epoch < self.epoch:

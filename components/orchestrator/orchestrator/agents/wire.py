@@ -2,7 +2,7 @@
 
 from orchestrator.agents.calls import MAX_ERROR_CHARS
 from orchestrator.agents.target import AgentTarget
-from orchestrator.core.effects import LockContext, StartRestore, StartSnapshot, UnlockContext
+from orchestrator.core.effects import KillContext, LockContext, StartRestore, StartSnapshot, UnlockContext
 from orchestrator.core.events import (
     AcceleratorChanged,
     ContextChanged,
@@ -135,6 +135,12 @@ def unlock_request(effect: UnlockContext) -> pb.UnlockRequest:
     return pb.UnlockRequest(
         context=pb.ContextRef(job_id=effect.job, group=effect.group), fencing_token=effect.token,
         leader_epoch=effect.epoch)
+
+
+def kill_request(effect: KillContext) -> pb.KillRequest:
+    return pb.KillRequest(
+        context=pb.ContextRef(job_id=effect.job, group=effect.group), fencing_token=effect.token,
+        leader_epoch=effect.epoch, reason=effect.reason)
 
 
 def observed_without_groups(

@@ -215,13 +215,17 @@ class QueryOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillContext:
-    """Kill the processes of a context, to free the device; its success shows as `ContextGone`."""
+    """Kill the processes of a context, to free the device; its success shows as `ContextGone`.
+
+    Nothing else is answered but `AgentCallFailed`, which changes nothing: who must be gone is killed again.
+    """
 
     node: NodeId
     operation: OperationId
     group: GroupId
     job: JobId
-    pids: frozenset[int]
+    token: Token
+    epoch: Epoch
     reason: str
 
 

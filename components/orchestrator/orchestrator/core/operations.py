@@ -12,6 +12,7 @@ from typing import assert_never
 
 from orchestrator.core.effects import (
     Effect,
+    KillContext,
     LockContext,
     QueryOperation,
     StartRestore,
@@ -182,6 +183,20 @@ class Operations:
             )
         )
         return operation
+
+    def kill(self, node: NodeId, job: JobId, token: Token, reason: str) -> None:
+        """Ask for the end of a context's processes. That needs no room among the calls: it waits for none of them."""
+        self._out.append(
+            KillContext(
+                node=node,
+                operation=self._ids.operation("kill"),
+                group=self._group,
+                job=job,
+                token=token,
+                epoch=self._epoch,
+                reason=reason,
+            )
+        )
 
     def bring(self, node: NodeId, job: JobId, token: Token, now: float, after: Operation | None = None) -> Operation:
         """Ask for the restore of a context, which stays locked; `after`: once that operation is complete."""

@@ -10,7 +10,6 @@ from orchestrator.core.effects import (
     AnswerSession,
     Effect,
     ForgetNode,
-    KillContext,
     Refuse,
     ReplyEvicted,
     StepDown,
@@ -322,19 +321,9 @@ class Orchestrator:
                 assert_never(event.action)
 
     def _kill(self, event: EvictRequested, group: Group) -> list[str] | Refusal:
-        assert self._common is not None
         killed: list[str] = []
         for node, context in group.site.contexts_of(event.job) if event.job is not None else ():
-            self._out.append(
-                KillContext(
-                    node=node.id,
-                    operation=self._common.ids.operation("kill"),
-                    group=group.id,
-                    job=context.job,
-                    pids=context.pids,
-                    reason=event.reason,
-                )
-            )
+            group.site.operations.kill(node.id, context.job, group.site.token, event.reason)
             group.site.publish("killed", context.job, node.id, detail=event.reason)
             killed.append(f"processes {sorted(context.pids)} on node {node.id!r} are being killed")
         return killed or texts.nothing_to_evict(group.id, f"no processes of job {event.job or ''!r}")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from orchestrator.core.effects import KillContext
 from orchestrator.core.nodes import Node
 from orchestrator.core.operations import End, OperationKind, Outcome
 from orchestrator.core.site import Site, Trouble
@@ -355,11 +354,10 @@ class Switch:
         if now < due_s:
             site.look_at(due_s, "kill")
             return
-        for node, view in site.contexts_of(blocked.job):
+        for node, _ in site.contexts_of(blocked.job):
             if node.is_connected and now >= self._kill_again_s.get(node.id, now):
                 site.publish("killed", blocked.job, node.id, detail=blocked.reason)
-                site.out.append(KillContext(node=node.id, operation=site.ids.operation("kill"), group=site.group,
-                                            job=blocked.job, pids=view.pids, reason=blocked.reason))
+                site.operations.kill(node.id, blocked.job, site.token, blocked.reason)
                 self._kill_again_s[node.id] = now + KILL_AGAIN_S
                 site.look_at(now + KILL_AGAIN_S, "kill")
 

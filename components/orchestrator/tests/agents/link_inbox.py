@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from orchestrator.agents.fake import FakeAgent
 from orchestrator.agents.pool import AgentPool
 from orchestrator.agents.target import AgentTarget, LinkSettings
-from orchestrator.core.effects import LockContext, StartRestore, StartSnapshot, UnlockContext
+from orchestrator.core.effects import KillContext, LockContext, StartRestore, StartSnapshot, UnlockContext
 from orchestrator.core.events import Event
 from orchestrator.core.types import Epoch, GroupId, JobId, NodeId, OperationId, Token
 
@@ -80,6 +80,11 @@ def lock(job: str, operation: str = "lock-1", *, token: int = 7, epoch: int = 5,
 def unlock(job: str, operation: str = "unlock-1", *, token: int = 7, epoch: int = 5) -> UnlockContext:
     return UnlockContext(node=N1, operation=OperationId(operation), group=G, job=JobId(job), token=Token(token),
                          epoch=Epoch(epoch), timeout_s=1.0)
+
+
+def kill(job: str, operation: str = "kill-1", *, token: int = 7) -> KillContext:
+    return KillContext(node=N1, operation=OperationId(operation), group=G, job=JobId(job), token=Token(token),
+                       epoch=Epoch(5), reason="it cannot be saved")
 
 
 def snapshot(job: str, operation: str = "save-1", *, token: int = 7, epoch: int = 5) -> StartSnapshot:

@@ -6,12 +6,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from link_inbox import N1, G, Inbox, address, linked, lock, restore, snapshot, unlock
+from link_inbox import N1, G, Inbox, address, kill, linked, lock, restore, snapshot, unlock
 from orchestrator.agents.fake import Behaviour, FakeAgent, Outcome
 from orchestrator.agents.link import HigherEpoch
 from orchestrator.agents.pool import highest_epoch
 from orchestrator.agents.target import AgentTarget, LinkSettings
-from orchestrator.core.effects import KillContext, QueryOperation
+from orchestrator.core.effects import QueryOperation
 from orchestrator.core.events import (
     AgentCallFailed,
     ContextChanged,
@@ -277,14 +277,48 @@ async def test_a_call_under_way_when_its_node_is_forgotten_is_answered(tmp_path:
         assert (await inbox.next_of(AgentCallFailed)).kind is AgentErrorKind.UNANSWERED
 
 
-async def test_killing_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    async with linked(agent(), tmp_path) as (pool, inbox):
+async def test_a_kill_is_fenced_and_ends_one_context(tmp_path: Path) -> None:
+    node = agent()
+    node.put("a", "g")
+    node.put("b", "g", state=pb.JOB_STATE_SAVED)
+    async with linked(node, tmp_path) as (pool, inbox):
         await inbox.next_of(NodeObserved)
-        pool.perform(KillContext(
-            node=N1, operation=OperationId("k"), group=G, job=JobId("a"), pids=frozenset({1}), reason="blocked"))
-        failed = await inbox.next_of(AgentCallFailed)
-        assert failed.kind is AgentErrorKind.UNSUPPORTED
-        assert "by hand" in failed.error
+        pool.perform(kill("a"))
+        assert await inbox.next_of(ContextGone) == ContextGone(N1, JobId("a"), G)
+        [request] = node.requests("Kill")
+        assert (request.fencing_token, request.leader_epoch, request.reason) == (7, 5, "it cannot be saved")
+        assert set(node.contexts) == {("b", "g")}
+        pool.perform(kill("a", "again"))
+        assert (await inbox.next_of(AgentCallFailed, operation="again")).kind is AgentErrorKind.GONE
+        pool.perform(kill("b", "late", token=6))
+        assert (await inbox.next_of(AgentCallFailed, operation="late")).kind is AgentErrorKind.STALE
+        assert set(node.contexts) == {("b", "g")}
+
+
+async def test_an_agent_that_cannot_kill_is_named_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = agent()
+    node.put("a", "g")
+    node.next("Kill", Behaviour(code=grpc.StatusCode.UNIMPLEMENTED))
+    async with linked(node, tmp_path) as (pool, inbox):
+        await inbox.next_of(NodeObserved)
+        pool.perform(kill("a"))
+        assert (await inbox.next_of(AgentCallFailed)).kind is AgentErrorKind.UNSUPPORTED
+        assert ("a", "g") in node.contexts
+    [record] = caplog.records
+    assert "job 'a' was not killed on node 'n1'" in record.getMessage()
+    assert record.__dict__["fields"]["advice"] == "end its processes by hand"
+
+
+async def test_a_kill_that_is_not_answered_is_told_as_such(tmp_path: Path) -> None:
+    node = agent()
+    node.put("a", "g")
+    node.next("Kill", Behaviour(hang=True))
+    async with linked(node, tmp_path) as (pool, inbox):
+        await inbox.next_of(NodeObserved)
+        pool.perform(kill("a"))
+        assert (await inbox.next_of(AgentCallFailed)).kind is AgentErrorKind.UNANSWERED
 
 
 async def test_a_leader_with_a_lower_epoch_stops(tmp_path: Path) -> None:
@@ -387,6 +421,16 @@ async def test_an_agent_of_the_old_contract_is_polled_and_looks_like_a_new_one(t
         node.remove("a", "g")
         await inbox.next_of(ContextGone, job="a")
     assert not any(request.ListFields()[2:] for request in node.requests("Snapshot"))
+
+
+async def test_an_old_agent_cannot_kill(tmp_path: Path) -> None:
+    node = old()
+    node.put("a", "g")
+    async with linked(node, tmp_path, settings=QUICK_POLLS) as (pool, inbox):
+        await inbox.next_of(NodeObserved)
+        pool.perform(kill("a"))
+        assert (await inbox.next_of(AgentCallFailed)).kind is AgentErrorKind.UNSUPPORTED
+        assert ("a", "g") in node.contexts
 
 
 async def test_an_old_agents_failed_save_fails_the_restore_behind_it(tmp_path: Path) -> None:

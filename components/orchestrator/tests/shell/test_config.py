@@ -8,9 +8,20 @@ import pytest
 
 from orchestrator.addresses import address_problem, leaves_machine
 from orchestrator.config import BadConfig, OrchestratorConfig, default_listen, default_state_dir, env_name
-from orchestrator.core.types import CoreSettings
+from orchestrator.core.types import CoreSettings, OnUnsaveable
 from orchestrator.main import BadUsage, parse
 from orchestrator.serve import core_settings
+
+NUMBERS = [field for field in fields(OrchestratorConfig) if field.name != "on_unsaveable"]
+
+
+def test_the_policy_for_unsaveable_jobs_is_a_word() -> None:
+    assert parse([], {}).config.on_unsaveable is OnUnsaveable.WAIT
+    assert parse([], {"TIMESLICE_ORCH_ON_UNSAVEABLE": "kill"}).config.on_unsaveable is OnUnsaveable.KILL
+    with pytest.raises(BadConfig, match="--on-unsaveable is 'shoot'; give wait or kill"):
+        parse(["--on-unsaveable", "shoot"], {})
+    with pytest.raises(BadConfig, match="TIMESLICE_ORCH_ON_UNSAVEABLE is ''; give wait or kill"):
+        parse([], {"TIMESLICE_ORCH_ON_UNSAVEABLE": ""})
 
 
 def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
@@ -20,7 +31,7 @@ def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
 
 
 def test_every_setting_can_be_set_and_must_be_above_zero() -> None:
-    for field in fields(OrchestratorConfig):
+    for field in NUMBERS:
         value = "0.5" if field.name == "poll_first_s" else "7"
         changed = OrchestratorConfig.from_settings({env_name(field.name): value}, {})
         assert getattr(changed, field.name) != getattr(OrchestratorConfig(), field.name)
@@ -40,7 +51,7 @@ def test_pauses_between_questions_must_rise() -> None:
 
 
 def test_the_core_gets_every_setting_of_the_same_name() -> None:
-    chosen = {field.name: index + 100 for index, field in enumerate(fields(OrchestratorConfig))}
+    chosen = {field.name: index + 100 for index, field in enumerate(NUMBERS)}
     config = OrchestratorConfig(**{**chosen, "poll_first_s": 1, "poll_last_s": 2})  # type: ignore[arg-type]
     settings = core_settings(config)
     shared = {field.name for field in fields(CoreSettings)} & chosen.keys()

@@ -1,6 +1,6 @@
 """Configured accelerators: an index becomes an id once the node's agent has told its accelerators."""
 
-from orchestrator.core.types import AcceleratorId, AcceleratorView, GroupConfig, GroupId, NodeId
+from orchestrator.core.types import AcceleratorId, AcceleratorView, GroupConfig, GroupId, NodeId, OnUnsaveable
 from orchestrator.group_configs import GroupConfigs
 from orchestrator.infra.interface import Topology
 from orchestrator.infra.static import parse_agents
@@ -42,3 +42,10 @@ def test_an_index_that_the_node_does_not_have_stays_visible() -> None:
 
 def test_a_node_of_no_group_changes_nothing() -> None:
     assert configs("n1=unix:/1,group=g:0").observe(N2, VIEWS) == ()
+
+
+def test_all_groups_have_the_one_policy_also_after_a_change() -> None:
+    topology = Topology(tuple(parse_agents(["n1=unix:/a,group=g,group=h"])))
+    configs = GroupConfigs(topology, OnUnsaveable.KILL, 1.5)
+    for now in (configs, configs.with_topology(topology)):
+        assert {(c.on_unsaveable, c.kill_grace_s) for c in now.all()} == {(OnUnsaveable.KILL, 1.5)}
