@@ -148,6 +148,9 @@ class Queue:
             self.operations[operation.id] = operation
             if not operation.is_ended:
                 operation.waiting_since = now
+                if operation.is_running:
+                    operation.abandoned_at = now
+                    self._runner.doubt(operation, now)
                 for work in operation.work.values():
                     work.in_flight = None
                     if operation.kind.moves_memory:

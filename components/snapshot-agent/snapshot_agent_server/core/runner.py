@@ -38,13 +38,17 @@ class Runner:
     def begin(self, operation: Operation, now: float) -> None:
         operation.phase = Phase.FORWARD
         operation.started_at = now
+        self.doubt(operation, now)
         for record in self._registry.records(operation.keys):
-            # Asked again: who may have started CUDA since, and whom an abandoned call may have moved.
+            before = record.state if record.state.is_settled else DriverState.UNKNOWN
+            operation.work[record.id] = Work(before)
+
+    def doubt(self, operation: Operation, now: float) -> None:
+        """Have the driver asked again: who may have started CUDA since, and whom an abandoned call may have moved."""
+        for record in self._registry.records(operation.keys):
             is_new = record.state is DriverState.NONE and operation.kind in (Kind.SNAPSHOT, Kind.LOCK)
             if is_new or record.suspect_until > now:
                 record.state = DriverState.UNKNOWN
-            before = record.state if record.state.is_settled else DriverState.UNKNOWN
-            operation.work[record.id] = Work(before)
 
     def advance(self, operation: Operation, now: float) -> tuple[list[Effect], Result | None]:
         """What to do next, and the result if there is one now: the last, or that it is indeterminate so far."""
