@@ -71,7 +71,7 @@ from snapshot_agent_server.store.writer import RecordWriter
 log = logging.getLogger("snapshot_agent")
 
 SAMPLE_TIMEOUT_S = 2.0
-SOON_S = 0.02
+SOON_S = 0.05
 ASK_AGAIN_S = 5.0
 """After a sample that hung on the driver's states, samples are NVML's alone for so long."""
 
