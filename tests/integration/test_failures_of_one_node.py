@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,56 @@ def test_row_11_job_that_cannot_be_saved_stays_locked_beside_one_that_fits(machi
     b.release()
     assert back.wait().success
     assert process.reply() == written
+
+
+def test_row_11_job_that_cannot_be_saved_is_killed_where_the_policy_says_so(tmp_path: Path) -> None:
+    flags = ("--on-unsaveable", "kill", "--kill-grace-s", "1")
+    with Machine(tmp_path, orchestrator_flags=flags) as machine:
+        b, b_process, b_written = holder_with_contents(machine, "b")
+        b.release()
+        c, c_process, c_written = holder_with_contents(machine, "c", seed=2)
+        c.release()
+        a, a_process, _ = holder_with_contents(machine, "a", seed=3)
+        a_second = machine.process("a")
+        machine.node.gpu_mock("inject", "fail", "op=checkpoint", "code=801", f"pid={a_process.pid}")
+        waiter = Caller(b.acquire, timeout_sec=60)
+        machine.wait_for(waiting("b"))
+        a.release()
+        granted = waiter.wait(30)
+        assert (granted.success, granted.context_restored) == (True, True)
+        for process in (a_process, a_second):
+            assert process.process.wait(5) == -signal.SIGKILL
+        assert b_process.call("digest", "weights") == b_written
+        assert not machine.status().group.conditions
+        b.release()
+        assert c.acquire(timeout_sec=30).context_restored
+        assert c_process.call("digest", "weights") == c_written
+        assert b_process.process.poll() is None
+        told = [json.loads(line) for line in machine.orchestrator.log.read_text().splitlines() if '"kind"' in line]
+        at = {e["kind"]: datetime.fromisoformat(e["t"]) for e in told if e["kind"] in ("blocked", "killed")}
+        assert 0.99 < (at["killed"] - at["blocked"]).total_seconds() < 10, "after the grace"
+
+
+def test_row_11_blocking_job_is_killed_by_an_operator(machine: Machine) -> None:
+    b, b_process, b_written = holder_with_contents(machine, "b")
+    b.release()
+    a, a_process, _ = holder_with_contents(machine, "a")
+    machine.node.gpu_mock("inject", "hang", "op=checkpoint", f"pid={a_process.pid}")
+    waiter = Caller(b.acquire, timeout_sec=60)
+    machine.wait_for(waiting("b"))
+    a.release()
+    machine.wait_for(lambda group: group.group_state == SWITCHING)
+    evict = orchestrator_pb2.EvictRequest(
+        group_id="g", job_id="a", action=orchestrator_pb2.EvictRequest.ACTION_KILL, reason="its checkpoint hangs"
+    )
+    with machine.stub() as stub:
+        [action] = stub.Evict(evict, timeout=5).actions
+    assert str(a_process.pid) in action
+    assert a_process.process.wait(5) == -signal.SIGKILL
+    assert waiter.wait(30).context_restored
+    assert b_process.call("digest", "weights") == b_written
+    log = machine.node.agent.log.read_text()
+    assert "killed on request (its checkpoint hangs)" in log
 
 
 @pytest.mark.parametrize("operation", ["checkpoint", "restore"])

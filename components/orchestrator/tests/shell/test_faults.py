@@ -336,3 +336,23 @@ async def test_several_nodes_are_switched_side_by_side(tmp_path: Path) -> None:
         gate.set()
         assert (await waiting).success
         assert len((await up.status()).accelerators) == 4
+
+
+async def test_row_11_an_agent_that_cannot_kill_leaves_the_group_blocked(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "--on-unsaveable", "kill", "--kill-grace-s", "0.1") as up:
+        up.agent.put("b", "g", state=SAVED)
+        lease = await up.hold("a")
+        up.agent.put("a", "g")
+        for method in ("Snapshot", "Lock"):
+            up.agent.always(method, Behaviour(outcome=Outcome.ROLLED_BACK))
+        up.agent.always("Kill", Behaviour(code=grpc.StatusCode.UNIMPLEMENTED))
+        waiting = up.acquire("b")
+        await up.queued(1)
+        await up.give_back(lease)
+        async with asyncio.timeout(LIMIT_S):
+            await up.agent.called("Kill")
+        await up.shows(lambda status: any(c.type == "Blocked" and c.jobs == ["a"] for c in status.conditions))
+        assert not waiting.done()
+        up.agent.remove("a", "g")  # by hand
+        async with asyncio.timeout(LIMIT_S):
+            assert (await waiting).context_restored
