@@ -461,7 +461,7 @@ class Group:
             return texts.job_faulted(event.job, self.id, self.site.faults[event.job])
         if self.overlap is not None:
             return texts.overlapping(self.id, self.overlap)
-        if self.leases.holder == event.job:
-            return None
+        if self.leases.holder == event.job or self.queue.of_job(event.job):
+            return None  # it is answered together with what the job has already
         cycle = self._common.graph.cycle(self.id, event.job)
         return texts.cycle(self.id, event.job, cycle) if cycle else None

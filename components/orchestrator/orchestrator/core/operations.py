@@ -238,7 +238,7 @@ class Operations:
             return None
         self._answered(operation.node)
         view = self._view(operation)
-        if view is not None:
+        if view is not None and view is operation.before:  # else its agent has said more since
             self._nodes[operation.node].conclude(replace(view, locked=is_locked))
         self._finish(operation, End.DONE, now)
         return Outcome(operation, End.DONE)
@@ -258,7 +258,7 @@ class Operations:
                 self._finish(operation, end, now)
                 return Outcome(operation, end, error)
             case AgentErrorKind.GONE:
-                self._nodes[operation.node].forget(self._group, operation.job)
+                self._forget(operation)
                 self._finish(operation, End.GONE, now)
                 return Outcome(operation, End.GONE, error)
             case AgentErrorKind.STALE:
@@ -355,14 +355,14 @@ class Operations:
         node = self._nodes[operation.node]
         view = self._view(operation)
         if result.gone or view is None:
-            node.forget(self._group, operation.job)
+            self._forget(operation)
             return Outcome(operation, End.GONE, result.error, result)
         if result.complete:
             is_snapshot = operation.kind is OperationKind.SNAPSHOT
             state = ContextState.SAVED if is_snapshot else ContextState.RUNNING
-            if is_snapshot and view.state is ContextState.IDLE:
-                return Outcome(operation, End.DONE, result=result)  # the agent looked, and there was nothing to save
-            node.conclude(replace(view, state=state, locked=True))
+            is_empty = is_snapshot and view.state is ContextState.IDLE  # the agent looked, and found nothing to save
+            if (view is operation.before or view.state is ContextState.TRANSITIONING) and not is_empty:
+                node.conclude(replace(view, state=state, locked=True))
             return Outcome(operation, End.DONE, result=result)
         if result.indeterminate:
             if view is operation.before:  # else the agent has pushed a state since the start, which is newer
@@ -404,6 +404,12 @@ class Operations:
     def _set_deadline(self, operation: Operation, after_s: float, now: float) -> None:
         operation.deadline_s = now + after_s
         self._timers.set(Timer(self._group, "operation", operation.id), operation.deadline_s)
+
+    def _forget(self, operation: Operation) -> None:
+        """Believe that the context is absent, unless its agent has said something of it since: the job may have new
+        processes, and a context that ended is reported as gone by itself."""
+        if self._view(operation) is operation.before:
+            self._nodes[operation.node].forget(self._group, operation.job)
 
     def _view(self, operation: Operation) -> ContextView | None:
         return self._nodes[operation.node].context(self._group, operation.job)

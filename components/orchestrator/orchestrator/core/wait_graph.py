@@ -110,7 +110,7 @@ class WaitGraph:
         ahead that also wait in another group, and `asking` if it is ahead."""
         before: list[tuple[JobId, bool]] = []
         holder = self._holder.get(group)
-        if holder is not None:
+        if holder is not None and holder != job:
             before.append((holder, True))
         for other in self._tangled.get(group, ()):
             if other not in (job, holder) and (sequence is None or min(self._waits[other][group]) < sequence):

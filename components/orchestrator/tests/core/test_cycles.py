@@ -52,6 +52,18 @@ def test_waits_without_a_cycle_are_admitted(world: World) -> None:
     assert world.ask("a", "g2") not in world.answers
 
 
+def test_job_that_is_being_switched_in_may_ask_again(world: World) -> None:
+    world.ask("m", "g1")
+    world.appear("m", "g1")
+    first = world.ask("a", "g1")
+    world.send_give("m", "g1")
+    world.settle(working=False)
+    assert world.view("g1").state == "switching"
+    second = world.ask("a", "g1")
+    assert world.lease(first) is not None
+    assert world.lease(second) is not None
+
+
 def test_refused_job_may_ask_again_when_the_cycle_is_gone(world: World) -> None:
     world.ask("a", "g1")
     world.ask("b", "g2")

@@ -138,6 +138,24 @@ def test_context_that_ends_in_the_middle_of_its_snapshot_is_no_fault() -> None:
     assert "faulted" not in world.kinds()
 
 
+def test_end_of_an_old_context_does_not_hide_the_new_one() -> None:
+    world = World()
+    world.settle()
+    world.ask("a")
+    world.appear("a", size=40)
+    waiting = world.ask("b")
+    world.agent().is_stalled = True
+    world.give("a")
+    world.disconnect()
+    world.agent().disappear(JobId("a"), GroupId("g"))
+    world.agent().appear(JobId("a"), GroupId("g"), [4242], size=40)
+    world.agent().is_stalled = False
+    world.reconnect()
+    world.advance(5.0)
+    assert world.state("a") == "saved"
+    assert world.lease(waiting) is not None
+
+
 def test_restore_without_room_blocks_the_group_and_names_the_strangers() -> None:
     world = World()
     call = handing_over(world)
