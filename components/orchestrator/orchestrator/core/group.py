@@ -185,6 +185,8 @@ class Group:
         if outcome.end in (End.DONE, End.GONE):
             site.indeterminate.pop((operation.node, operation.job), None)
             site.succeeded(call)
+        if outcome.end is End.LOST and operation.after is not None and site.operations.is_under_way(operation.after):
+            site.retry_later(call, now)  # what it was to follow is in doubt, and so would the next one be
         if operation.id in self._intruder_locks:
             self._intruder_locks.discard(operation.id)  # no try of the switch: that one counts its own
             if outcome.end is End.FAILED:

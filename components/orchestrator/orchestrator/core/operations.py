@@ -129,6 +129,10 @@ class Operations:
         """Return what is under way on a node."""
         return [operation for operation in self._by_id.values() if operation.node == node]
 
+    def is_under_way(self, operation: OperationId) -> bool:
+        """Tell whether this operation has not ended, as far as is known."""
+        return operation in self._by_id
+
     def can_call(self, node: NodeId, now: float) -> bool:
         """Tell whether a new call to this node's agent makes sense now."""
         return self._nodes[node].is_connected and now >= self._pauses.get(node, (0.0, 0))[0]

@@ -323,6 +323,9 @@ class Orchestrator:
     def _kill(self, event: EvictRequested, group: Group) -> list[str] | Refusal:
         killed: list[str] = []
         for node, context in group.site.contexts_of(event.job) if event.job is not None else ():
+            if not node.is_connected:
+                killed.append(f"node {node.id!r} is not connected: nobody is killed there; ask again when it is")
+                continue
             group.site.operations.kill(node.id, context.job, group.site.token, event.reason)
             group.site.publish("killed", context.job, node.id, detail=event.reason)
             killed.append(f"processes {sorted(context.pids)} on node {node.id!r} are being killed")

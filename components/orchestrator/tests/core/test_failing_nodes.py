@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.types import (
+    AgentErrorKind,
     CallId,
     ContextState,
     Epoch,
@@ -16,6 +17,7 @@ from orchestrator.core.types import (
     JobId,
     NodeId,
     OnUnsaveable,
+    OperationId,
     RefusalCode,
     Token,
 )
@@ -136,6 +138,20 @@ def test_context_that_ends_in_the_middle_of_its_snapshot_is_no_fault() -> None:
     world.give("a")
     assert world.lease(call) is not None
     assert "faulted" not in world.kinds()
+
+
+def test_restore_that_overtakes_a_lost_snapshot_is_not_sent_without_end() -> None:
+    world = World()
+    call = handing_over(world)
+    world.send_give("a")
+    while channels := [channel for channel in world.deliverable() if "snapshot" not in channel[-1]]:
+        world.deliver(channels[0])
+        assert len(world.trace) < 200
+    [(_, node, operation)] = world.deliverable()
+    world.channels.clear()
+    world.handle(ev.AgentCallFailed(NodeId(node), OperationId(operation), AgentErrorKind.UNANSWERED, "lost"))
+    world.advance(5.0)
+    assert world.lease(call) is not None
 
 
 def test_end_of_an_old_context_does_not_hide_the_new_one() -> None:

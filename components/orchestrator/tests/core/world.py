@@ -444,7 +444,7 @@ class World:
         self.stepped_down: str | None = None
         self.wake_at: float | None = None
         self.kills: list[fx.KillContext] = []
-        self.trace: deque[ev.Event | fx.Effect] = deque(maxlen=24)
+        self.trace: deque[ev.Event | fx.Effect] = deque(maxlen=400)
         self.unwritten: dict[GroupId, fx.Record] = {}
         self.cancelled: set[CallId] = set()
         self.open_calls: set[CallId] = set()
@@ -616,7 +616,7 @@ class World:
                     has_finished |= work.result is not None
             if not has_finished:
                 return
-        raise AssertionError("does not come to rest: " + "\n".join(map(str, self.trace)))
+        raise AssertionError("does not come to rest: " + "\n".join(map(str, list(self.trace)[-24:])))
 
     def advance(self, seconds: float) -> None:
         """Let time pass; everything that becomes due happens, in order."""
@@ -630,7 +630,7 @@ class World:
             self.handle(ev.Woken())
             self.settle()
         else:
-            raise AssertionError("wakes without end: " + "\n".join(map(str, self.trace)))
+            raise AssertionError("wakes without end: " + "\n".join(map(str, list(self.trace)[-24:])))
         self.now = end
 
     # ---- clients
