@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from snapshot_agent_server.core.contexts import ContextState
 from snapshot_agent_server.core.effects import CallDriver
-from snapshot_agent_server.core.events import Registered, Requested
+from snapshot_agent_server.core.events import KillRequested, Registered, Requested
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
 from snapshot_agent_server.core.operations import Kind, Result, Status
 from snapshot_agent_server.core.outcomes import DriverState, Verb
@@ -136,6 +136,22 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_process_ends(self, data: st.DataObject) -> None:
         self.world.kill(data.draw(st.sampled_from(sorted(self.world.targets))))
+
+    @rule(job=st.sampled_from(JOBS), group=st.sampled_from(GROUPS), step=st.integers(-1, 1))
+    def kill(self, job: JobId, group: GroupId, step: int) -> None:
+        token, key, number = max(1, self.token[group] + step), ContextKey(job, group), self.world.number()
+        living = {target.id for target in self.world.targets.values() if self.member[target.id.pid] == key}
+        self.world.post(KillRequested(number, job, group, token, 1))
+        if token < self.token[group]:
+            assert self.world.refused[number].refusal.kind is RefusalKind.STALE
+        elif not living:
+            assert self.world.refused[number].refusal.kind is RefusalKind.UNKNOWN_CONTEXT
+        else:
+            self.token[group] = token
+            assert set(self.world.kills[number].processes) == living
+            for process in living:
+                self.world.kill(process.pid)
+            assert key not in self.world.published
 
     @precondition(lambda self: any(t.queue for t in self.world.targets.values()))
     @rule(data=st.data())

@@ -14,6 +14,7 @@ from snapshot_agent_server.core.effects import (
     EndStreamsBelow,
     ForgetOperation,
     ForgetProcess,
+    KillProcesses,
     PublishContext,
     PublishGone,
     PublishOperation,
@@ -138,6 +139,7 @@ class World:
         self.results: dict[OperationId, list[Result]] = {}
         self.published: dict[ContextKey, PublishContext] = {}
         self.gone: list[ContextKey] = []
+        self.kills: dict[int, KillProcesses] = {}
         self.ended_below: list[int] = []
         self.on_result: Callable[[OperationId, Result], None] = lambda operation, result: None
         self._lazy: list[Effect] = []
@@ -308,6 +310,9 @@ class World:
                 case PublishGone(key, _):
                     self.gone.append(key)
                     self.published.pop(key, None)
+                case KillProcesses(call):
+                    assert call not in self.refused
+                    self.kills[call] = effect
                 case EndStreamsBelow(epoch):
                     self.ended_below.append(epoch)
                 case _:
