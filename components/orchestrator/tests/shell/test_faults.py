@@ -356,3 +356,28 @@ async def test_row_11_an_agent_that_cannot_kill_leaves_the_group_blocked(tmp_pat
         up.agent.remove("a", "g")  # by hand
         async with asyncio.timeout(LIMIT_S):
             assert (await waiting).context_restored
+
+
+async def test_an_operator_kills_where_the_node_answers_and_is_told_where_it_does_not(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "--unreachable-after-s", "0.2") as up:
+        kill = pb.EvictRequest(group_id="g", job_id="a", action=pb.EvictRequest.ACTION_KILL, reason="stuck")
+        code, text = await failure(up.stub.Evict(kill))
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert "no processes of job 'a'" in text
+        await up.hold("a")
+        up.agent.put("a", "g", pids=[7])
+        up.agent.put("b", "g", state=SAVED)
+        waiting = up.acquire("b")
+        await up.shows(lambda status: status.resident_jobs == ["a"])
+        await up.agent.stop()
+        await up.shows(lambda status: any(c.type == "Unreachable" for c in status.conditions))
+        assert "node 'n1' is not connected: nobody is killed" in (await up.stub.Evict(kill)).actions[0]
+        await up.agent.start(f"unix:{tmp_path}/n1.sock")
+        await up.shows(lambda status: not any(c.type == "Unreachable" for c in status.conditions))
+        assert list((await up.stub.Evict(kill)).actions) == ["processes [7] on node 'n1' are being killed"]
+        async with asyncio.timeout(LIMIT_S):
+            await up.agent.settled(lambda: ("a", "g") not in up.agent.contexts)
+        [request] = up.agent.requests("Kill")
+        assert (request.reason, request.leader_epoch, request.fencing_token > 0) == ("stuck", 1, True)
+        assert set(up.agent.contexts) == {("b", "g")}
+        waiting.cancel()
