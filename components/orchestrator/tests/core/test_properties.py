@@ -460,7 +460,8 @@ class HostileWorld(RuleBasedStateMachine):
                             self.evicted.discard((str(agent.node), str(context.group), str(context.job)))
                         continue
                     view = seen.context(group.id, context.job)
-                    is_unseen = view is None or view.state is not ContextState.RUNNING or not seen.is_connected
+                    is_seen = view is not None and view.state is ContextState.RUNNING and not view.locked
+                    is_unseen = not is_seen or not seen.is_connected
                     is_next = group.holding is not None and group.holding.lease.job == context.job
                     is_next |= context.job == group.site.resident  # in memory, and not recorded yet
                     is_noticed = context.job in group.intruders or is_next
