@@ -340,6 +340,7 @@ async def test_health_is_served(tmp_path: Path) -> None:
 async def test_stopping_refuses_new_calls_and_ends_waiting_ones_without_telling_the_core(tmp_path: Path) -> None:
     async with served(tmp_path) as (core, service, stub, _):
         waiting = stub.Acquire(pb.AcquireRequest(job_id="a", group_id="g"))
+        await core.told(AcquireRequested)
         session = stub.Session()
         await session.write(pb.SessionRequest(session_id="s", job_id="a"))
         await core.told(SessionRenewed)
