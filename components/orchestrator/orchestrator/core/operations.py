@@ -139,54 +139,16 @@ class Operations:
 
     def lock(self, node: NodeId, job: JobId, token: Token, now: float) -> Operation:
         """Ask for a lock on a context."""
-        timeout_s = self._settings.lock_timeout_s
-        operation = self._start(OperationKind.LOCK, node, job, token, timeout_s, now)
-        self._out.append(
-            LockContext(
-                node=node,
-                operation=operation.id,
-                group=self._group,
-                job=job,
-                token=token,
-                epoch=self._epoch,
-                timeout_s=timeout_s,
-            )
-        )
-        return operation
+        return self._ask(LockContext, OperationKind.LOCK, node, job, token, self._settings.lock_timeout_s, now)
 
     def unlock(self, node: NodeId, job: JobId, token: Token, now: float) -> Operation:
         """Ask for the end of a context's lock."""
-        timeout_s = self._settings.lock_timeout_s
-        operation = self._start(OperationKind.UNLOCK, node, job, token, timeout_s, now)
-        self._out.append(
-            UnlockContext(
-                node=node,
-                operation=operation.id,
-                group=self._group,
-                job=job,
-                token=token,
-                epoch=self._epoch,
-                timeout_s=timeout_s,
-            )
-        )
-        return operation
+        return self._ask(UnlockContext, OperationKind.UNLOCK, node, job, token, self._settings.lock_timeout_s, now)
 
     def save(self, node: NodeId, job: JobId, token: Token, now: float) -> Operation:
         """Ask for a snapshot of a context."""
         timeout_s = self._settings.operation_timeout_s
-        operation = self._start(OperationKind.SNAPSHOT, node, job, token, timeout_s, now)
-        self._out.append(
-            StartSnapshot(
-                node=node,
-                operation=operation.id,
-                group=self._group,
-                job=job,
-                token=token,
-                epoch=self._epoch,
-                timeout_s=timeout_s,
-            )
-        )
-        return operation
+        return self._ask(StartSnapshot, OperationKind.SNAPSHOT, node, job, token, timeout_s, now)
 
     def kill(self, node: NodeId, job: JobId, token: Token, reason: str) -> None:
         """Ask for the end of a context's processes. That needs no room among the calls: it waits for none of them."""
@@ -332,6 +294,30 @@ class Operations:
         return [Outcome(operation, End.GONE, "the node is gone for good") for operation in gone]
 
     # ------------------------------------------------------------ helpers
+
+    def _ask(
+        self,
+        effect: type[LockContext | UnlockContext | StartSnapshot],
+        kind: OperationKind,
+        node: NodeId,
+        job: JobId,
+        token: Token,
+        timeout_s: float,
+        now: float,
+    ) -> Operation:
+        operation = self._start(kind, node, job, token, timeout_s, now)
+        self._out.append(
+            effect(
+                node=node,
+                operation=operation.id,
+                group=self._group,
+                job=job,
+                token=token,
+                epoch=self._epoch,
+                timeout_s=timeout_s,
+            )
+        )
+        return operation
 
     def _start(
         self, kind: OperationKind, node: NodeId, job: JobId, token: Token, timeout_s: float, now: float
