@@ -9,73 +9,35 @@ import sys
 from collections.abc import Sequence
 
 from timeslice._settings import SettingsError
+from timeslice.cli.command import Command, Parser
 from timeslice.cli.errors import BAD_INPUT, CommandError
+from timeslice.cli.status_command import STATUS
+from timeslice.cli.up_command import UP
 
-UP_HELP = """\
-Start an orchestrator and a snapshot agent on this machine, and keep them until Ctrl-C.
+COMMANDS: tuple[Command, ...] = (UP, STATUS)
+"""In the order in which --help lists them. `demo` is another program, and reads its arguments itself."""
 
-Jobs of the same user find them by themselves. Without --group each GPU is a group of its own: gpu0, gpu1, ...
-A GPU is an index ("0") or a UUID ("GPU-...").
+DESCRIPTION = """\
+Reinforcement-learning jobs take turns on the same accelerators.
 
-  timeslice up
   timeslice up --group samplers=0 --group trainers=1
-  timeslice up --group pool=0,1
-
-Without a GPU, the same on mock GPUs:
-
-  gpu-mock run -- timeslice up
-"""
-
-STATUS_HELP = """\
-Show the groups: who holds them, who waits, whose memory is where, and what needs attention.
-
   timeslice status
-  timeslice status --json
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="timeslice", description="Reinforcement-learning jobs take turns on the same accelerators."
-    )
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-
-    up = commands.add_parser(
-        "up",
-        help="start orchestrator and snapshot agent on this machine",
-        description=UP_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    up.add_argument(
-        "--group",
-        action="append",
-        default=[],
-        metavar="NAME=GPU[,GPU...]",
-        help="accelerators that jobs take together; may be repeated",
-    )
-    up.add_argument("--node", metavar="NAME", help="this machine's name (default: $TIMESLICE_NODE, else the host name)")
-    up.add_argument(
-        "--state-dir",
-        metavar="DIR",
-        help="leases, tokens and logs, kept between runs (default: $TIMESLICE_STATE_DIR, else below ~/.local/state)",
-    )
-    up.add_argument(
-        "--listen", metavar="HOST:PORT", help="serve clients here too, besides the unix socket of this machine"
-    )
-
-    status = commands.add_parser(
-        "status",
-        help="show groups, holders and waiters",
-        description=STATUS_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    status.add_argument("--json", action="store_true", help="for programs")
-    status.add_argument(
-        "--target",
-        metavar="ADDRESS",
-        help="unix:PATH or HOST:PORT (default: $TIMESLICE_ORCH_ADDR, else this machine's own)",
-    )
-
+    top = Parser(prog="timeslice", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--version", action="store_true", help="show the versions of timeslice, Python and grpcio")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    for command in COMMANDS:
+        reader = commands.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(reader)
+        reader.set_defaults(run=command.run)
     commands.add_parser("demo", help="run real RL jobs, alone and time-sliced, and compare", add_help=False)
     return top
 
@@ -84,33 +46,36 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code.
 
     Raises:
-        CommandError: it cannot go on.
+        CommandError: it cannot go on, or the arguments cannot be meant.
         SettingsError: an argument or variable cannot be.
-        SystemExit: argparse has shown its help or an error.
+        SystemExit: argparse has shown its help.
     """
     if arguments[:1] == ["demo"]:
         from timeslice.cli.demo import run_demo
 
         return run_demo(arguments[1:])
-    given = parser().parse_args(arguments)
-    if given.command == "up":
-        from timeslice.cli.up import plan, up
+    top = parser()
+    given = top.parse_args(arguments)
+    if given.version:
+        from timeslice.cli.versions import version_line
 
-        return up(plan(given.group, given.node, given.state_dir, given.listen, os.environ))
-    from timeslice.cli.status import show_status
-
-    return show_status(given.target, given.json)
+        print(version_line())
+        return 0
+    if given.command is None:
+        top.error("no COMMAND is given")
+    code: int = given.run(given)
+    return code
 
 
 def run() -> None:
     """The entry point: errors become one line and an exit code."""
     logging.basicConfig(level=logging.WARNING, format="timeslice: %(message)s", stream=sys.stderr)
-    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    command = next((f" {word}" for word in sys.argv[1:2] if not word.startswith("-")), "")
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
     except (CommandError, SettingsError) as err:
-        print(f"timeslice {command}: {err}", file=sys.stderr)
+        print(f"timeslice{command}: {err}", file=sys.stderr)
         code = err.exit_code if isinstance(err, CommandError) else BAD_INPUT
     except KeyboardInterrupt:
         code = 130

@@ -1,0 +1,53 @@
+"""`timeslice up`: its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from timeslice.cli.command import Command
+
+DESCRIPTION = """\
+Start an orchestrator and a snapshot agent on this machine, and keep them until Ctrl-C.
+
+Jobs of the same user find them by themselves. Without --group each GPU is a group of its own: gpu0, gpu1, ...
+A GPU is an index ("0") or a UUID ("GPU-...").
+
+  timeslice up
+  timeslice up --group samplers=0 --group trainers=1
+  timeslice up --group pool=0,1
+
+Without a GPU, the same on mock GPUs:
+
+  gpu-mock run -- timeslice up
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        metavar="NAME=GPU[,GPU...]",
+        help="accelerators that jobs take together; may be repeated",
+    )
+    parser.add_argument(
+        "--node", metavar="NAME", help="this machine's name (default: $TIMESLICE_NODE, else the host name)"
+    )
+    parser.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        help="leases, tokens and logs, kept between runs (default: $TIMESLICE_STATE_DIR, else below ~/.local/state)",
+    )
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="serve clients here too, besides the unix socket of this machine"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    from timeslice.cli.up import plan, up
+
+    return up(plan(given.group, given.node, given.state_dir, given.listen, os.environ))
+
+
+UP = Command("up", "start orchestrator and snapshot agent on this machine", DESCRIPTION, add_arguments, run)
