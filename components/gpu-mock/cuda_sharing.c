@@ -7,6 +7,8 @@
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "device_memory.h"
 #include "streams.h"
@@ -71,7 +73,7 @@ API CUresult cuMemExportToShareableHandle(void *out, unsigned long long handle, 
     TRY(gate_enter(NULL));
     if (!out || flags || !memory_is_handle(handle)) return gate_leave(CUDA_ERROR_INVALID_VALUE);
     if (type != 1) return gate_leave(CUDA_ERROR_NOT_SUPPORTED);
-    int fd = memfd_create("gpu-mock-export", MFD_CLOEXEC);
+    int fd = (int)syscall(SYS_memfd_create, "gpu-mock-export", MFD_CLOEXEC);  // a function of the library since 2.27 only
     if (fd < 0) return gate_leave(CUDA_ERROR_OPERATING_SYSTEM);
     memcpy(out, &fd, sizeof fd);
     own_slot()->unsaveable++;
