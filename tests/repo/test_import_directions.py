@@ -35,7 +35,11 @@ class Package:
 
 
 PACKAGES = [
-    Package("components/client-py/src/timeslice", frozenset(PROTOS), third_party=frozenset({"grpc", "google"})),
+    Package(
+        "components/client-py/src/timeslice",
+        frozenset(PROTOS),
+        third_party=frozenset({"grpc", "grpc_health", "google"}),
+    ),
     Package("components/orchestrator/orchestrator", frozenset(PROTOS), ("api", "store", "infra", "agents"), (), "core"),
     Package(
         "components/snapshot-agent/snapshot_agent_server",
