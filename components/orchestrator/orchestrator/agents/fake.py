@@ -22,6 +22,8 @@ from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 AFTER_WAIT_S = 1.0
 """How long a Restore waits for the operation that it follows to arrive."""
 
+PLENTY_BYTES = 1 << 40
+
 Key = tuple[str, str]
 """(job, group): a context on this node."""
 
@@ -84,18 +86,25 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         accelerators: dict[str, Sequence[str]],
         *,
         old_contract: bool = False,
-        total_bytes: int = 1 << 40,
+        total_bytes: int = PLENTY_BYTES,
+        keeps_calls: bool = True,
     ) -> None:
+        """`keeps_calls`: False where so many come that they would fill the memory; `calls` stays empty then."""
         self.accelerators = {name: list(groups) for name, groups in accelerators.items()}
         self.old_contract = old_contract
         self.total_bytes = total_bytes
         self.incarnation = uuid.uuid4().hex
         self.contexts: dict[Key, FakeContext] = {}
+        self._by_group: dict[str, dict[str, FakeContext]] = defaultdict(dict)
         self.tokens: dict[str, int] = defaultdict(int)
         self.epoch = 0
         self.operations: dict[str, _Operation] = {}
         self.calls: list[tuple[str, Any]] = []
         """Every request received, with its method's name, in order."""
+        self.calls_total = 0
+        self.events_total = 0
+        """Events pushed, over all Watch streams."""
+        self._keeps_calls = keeps_calls
         self.violations: list[str] = []
         self._scripts: dict[str, deque[Behaviour]] = defaultdict(deque)
         self._always: dict[str, Behaviour] = {}
@@ -152,6 +161,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
     def put(self, job: str, group: str, **fields: Any) -> FakeContext:
         """A context appears (its process touched the device), or changes; watchers are told."""
         context = self.contexts.setdefault((job, group), FakeContext(job, group))
+        self._by_group[group][job] = context
         for name, value in fields.items():
             setattr(context, name, value)
         self._push_job(context)
@@ -160,6 +170,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
     def remove(self, job: str, group: str) -> None:
         """A context's processes end."""
         if self.contexts.pop((job, group), None) is not None:
+            del self._by_group[group][job]
             self._push(pb.AgentEvent(gone=pb.ContextRef(job_id=job, group=group)))
 
     def break_streams(self) -> None:
@@ -238,7 +249,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
                 continue
             held.locked = False
             self._push_job(held)
-        self._check()
+            self._check(held.group)
         await self._leave(behaviour, context)
         return pb.UnlockResponse()
 
@@ -273,8 +284,10 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
     # Inside.
 
     async def _enter(self, method: str, request: Any, context: Any) -> Behaviour:
-        self.calls.append((method, request))
-        await self._notify()
+        self.calls_total += 1
+        if self._keeps_calls:
+            self.calls.append((method, request))
+            await self._notify()
         script = self._scripts[method]
         behaviour = script.popleft() if script else self._always.get(method, Behaviour())
         if behaviour.hang:
@@ -311,7 +324,10 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
                     queue.put_nowait(None)
 
     def _named(self, ref: pb.ContextRef) -> Iterable[FakeContext]:
-        return [c for (job, group), c in self.contexts.items() if job == ref.job_id and ref.group in ("", group)]
+        if ref.group:
+            named = self.contexts.get((ref.job_id, ref.group))
+            return [] if named is None else [named]
+        return [c for (job, _), c in self.contexts.items() if job == ref.job_id]
 
     def _begin(
         self, wanted_id: str, key: Key, behaviour: Behaviour, after: str, act: Callable[[Key, Outcome], str]
@@ -361,11 +377,13 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         left = self.contexts.get(operation.key)
         if left is not None:
             self._push_job(left)
-        self._check()
+        self._check(operation.key[1])
         await self._notify()
 
     async def _arrival(self, operation_id: str) -> _Operation | None:
         """An operation, waiting a moment for it: calls of one connection may overtake each other."""
+        if operation_id in self.operations:
+            return self.operations[operation_id]
         try:
             async with asyncio.timeout(AFTER_WAIT_S), self._changed:
                 await self._changed.wait_for(lambda: operation_id in self.operations)
@@ -397,8 +415,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         match outcome:
             case Outcome.COMPLETE:
                 if held.state == pb.JOB_STATE_SAVED:
-                    used = sum(c.size_bytes for c in self.contexts.values() if c.state == pb.JOB_STATE_RUNNING)
-                    if used + held.size_bytes > self.total_bytes:
+                    if self.total_bytes < PLENTY_BYTES and self._used_bytes() + held.size_bytes > self.total_bytes:
                         return f"not enough device memory for job {key[0]!r}"
                     held.state, held.locked = pb.JOB_STATE_RUNNING, leave_locked
             case Outcome.FAILED:
@@ -409,13 +426,17 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
                 pass
         return "" if outcome is Outcome.COMPLETE else f"restore of job {key[0]!r} failed on demand"
 
-    def _check(self) -> None:
-        unlocked = defaultdict(list)
-        for held in self.contexts.values():
-            if held.state == pb.JOB_STATE_RUNNING and not held.locked:
-                unlocked[held.group].append(held.job)
-        self.violations += [f"group {group!r}: {jobs} unlocked at once" for group, jobs in unlocked.items()
-                            if len(jobs) > 1]
+    def _used_bytes(self) -> int:
+        return sum(held.size_bytes for held in self.contexts.values() if held.state == pb.JOB_STATE_RUNNING)
+
+    def _check(self, group: str) -> None:
+        jobs = [
+            held.job
+            for held in self._by_group[group].values()
+            if held.state == pb.JOB_STATE_RUNNING and not held.locked
+        ]
+        if len(jobs) > 1:
+            self.violations.append(f"group {group!r}: {jobs} unlocked at once")
 
     def _status(self, per_context: bool) -> pb.StatusResponse:
         answer = pb.StatusResponse(
@@ -449,6 +470,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
     def _push(self, event: pb.AgentEvent) -> None:
         event.sequence, event.incarnation = next(self._sequence), self.incarnation
         for queue in self._watchers:
+            self.events_total += 1
             queue.put_nowait(event)
 
     async def _notify(self) -> None:
