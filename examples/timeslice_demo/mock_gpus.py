@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from timeslice._gpu_mock import mock_folder
 from timeslice_demo.ground_truth import JournalLine, read_journal
 from timeslice_demo.recorded import Swap
 
@@ -18,18 +19,18 @@ class NoMock(Exception):
 
 
 def find_libraries() -> Path:
-    """The folder with the mock's libraries: $GPU_MOCK_LIB_DIR, else where Bazel puts them beside this program.
+    """The folder with the mock's libraries: $GPU_MOCK_LIB_DIR, else the installed mock's, else where Bazel puts them.
 
     Raises:
         NoMock: something is missing there.
     """
-    named = os.environ.get("GPU_MOCK_LIB_DIR")
-    folder = Path(named).absolute() if named else Path(__file__).absolute().parents[2] / "components" / "gpu-mock"
+    beside_us = Path(__file__).absolute().parents[2] / "components" / "gpu-mock"
+    folder = mock_folder(os.environ) or beside_us
     missing = [name for name in LIBRARIES if not (folder / name).exists()]
     if missing:
         raise NoMock(
-            f"{folder} has no {', '.join(missing)}; run this as `./bazelw run //:demo`, or let GPU_MOCK_LIB_DIR name"
-            " the mock's folder"
+            f"{folder} has no {', '.join(missing)}; run: pip install 'timeslice-rl[local]' (in a checkout of the"
+            " repository: ./bazelw run //:demo)"
         )
     return folder
 

@@ -355,7 +355,39 @@ def test_missing_driver(environment):
     environment["LD_LIBRARY_PATH"] = ""
     error = refused(environment, "up", code=1)
     assert "no NVIDIA driver" in error
-    assert "gpu-mock run -- timeslice up" in error
+    assert "timeslice up --mock 2x80GiB" in error
+
+
+@pytest.fixture
+def without_driver(environment):
+    """Neither a driver nor mock GPUs in sight; the mock is installed."""
+    environment.update(LD_LIBRARY_PATH="")
+    del environment["TIMESLICE_GPU_MOCK"]
+    return environment
+
+
+def test_mock_gpus_are_made_and_used_again(without_driver, start):
+    for gpus in ("2x64MiB", "1x32MiB"):
+        command = start(*UP, "--mock", gpus, "--group", "pool=0,1")
+        command.wait_for("gpu-mock run -- COMMAND")
+        for index in (0, 1):
+            line = command.wait_for(f"  GPU {index} ")
+            assert "pool (Mock" in line
+            assert "0.06 GiB" in line
+        command.wait_for("Ctrl-C stops it")
+        command.interrupt()
+        assert command.end() == 130
+    assert any("there already" in line for line in command.seen)
+
+
+def test_mock_gpus_that_cannot_be(without_driver):
+    assert "--mock eighty: " in refused(without_driver, "up", "--mock", "eighty")
+
+
+def test_mock_that_is_not_installed(without_driver):
+    del without_driver["GPU_MOCK_LIB_DIR"]
+    error = refused(without_driver, "up", "--mock", "2x64MiB", code=1)
+    assert "pip install 'timeslice-rl[local]'" in error
 
 
 def test_socket_path_that_is_too_long(environment):

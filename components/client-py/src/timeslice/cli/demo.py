@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from timeslice.cli.errors import CommandError
 
+NEEDED = ("timeslice_demo", "orchestrator", "snapshot_agent_server", "numpy", "sklearn")
+
 
 def run_demo(arguments: Sequence[str]) -> int:
     """Become the demo. Does not return where it is installed.
@@ -16,9 +18,11 @@ def run_demo(arguments: Sequence[str]) -> int:
     Raises:
         CommandError: it is not.
     """
-    if importlib.util.find_spec("timeslice_demo") is None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
         raise CommandError(
-            "the demo is not installed here; in a checkout of the repository run: ./bazelw run //:demo"
+            f"the demo needs {', '.join(missing)}; run: pip install 'timeslice-rl[local]' (in a checkout of the"
+            " repository: ./bazelw run //:demo)"
         )
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "timeslice_demo.main", *arguments])

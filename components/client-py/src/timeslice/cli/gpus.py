@@ -6,7 +6,7 @@ import ctypes
 
 from timeslice.cli.errors import CommandError
 
-USE_THE_MOCK = "to try it without a GPU run: gpu-mock run -- timeslice up"
+USE_THE_MOCK = "to try it without a GPU run: timeslice up --mock 2x80GiB"
 
 
 def check_driver() -> int:

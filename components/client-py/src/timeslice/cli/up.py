@@ -100,8 +100,8 @@ def up(wanted: Plan) -> int:
     for module in ("orchestrator", "snapshot_agent_server"):
         if importlib.util.find_spec(module) is None:
             raise CommandError(
-                f"package {module} is not installed here; in a checkout of the repository run:"
-                " ./bazelw run //components/client-py:timeslice -- up"
+                f"package {module} is not installed here; run: pip install 'timeslice-rl[local]' (in a checkout of"
+                " the repository: ./bazelw run //components/client-py:timeslice -- up)"
             )
     orchestrator_socket = socket_address(wanted.runtime_dir, "orchestrator.sock")
     agent_socket = socket_address(wanted.runtime_dir, "agent.sock")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from timeslice.cli.command import Command
 
@@ -17,9 +18,9 @@ A GPU is an index ("0") or a UUID ("GPU-...").
   timeslice up --group samplers=0 --group trainers=1
   timeslice up --group pool=0,1
 
-Without a GPU, the same on mock GPUs:
+Without a GPU, the same on mock GPUs, for jobs that are started with `gpu-mock run -- COMMAND`:
 
-  gpu-mock run -- timeslice up
+  timeslice up --mock 2x80GiB
 """
 
 
@@ -42,9 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", metavar="HOST:PORT", help="serve clients here too, besides the unix socket of this machine"
     )
+    parser.add_argument(
+        "--mock", metavar="GPUS", help="mock GPUs, made if there are none, such as 2x80GiB (needs timeslice-gpu-mock)"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
+    if given.mock is not None:
+        from timeslice.cli.mock import become_on_mock_gpus
+
+        become_on_mock_gpus(given.mock, sys.argv[1:], os.environ)
     from timeslice.cli.up import plan, up
 
     return up(plan(given.group, given.node, given.state_dir, given.listen, os.environ))

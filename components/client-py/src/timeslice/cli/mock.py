@@ -1,0 +1,42 @@
+"""`--mock 2x80GiB`: a command becomes itself, on mock GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from timeslice._gpu_mock import mock_folder
+from timeslice.cli.errors import BAD_INPUT, CommandError
+
+
+def become_on_mock_gpus(gpus: str, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+    """Make the mock GPUs, unless there are some, and start `timeslice ARGUMENTS` anew with them in sight.
+
+    Returns only where this process sees them already: the dynamic loader looks for libraries where it was told to when
+    the process began, so that a new beginning is needed.
+
+    Raises:
+        CommandError: the mock is not installed, or does not know what `gpus` means.
+    """
+    folder = mock_folder(env)
+    if folder is None:
+        raise CommandError("--mock needs the GPU mock, which is not installed; run: pip install 'timeslice-rl[local]'")
+    if str(folder) in env.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        return
+    command = str(folder / "gpu-mock")
+    bare = {name: value for name, value in env.items() if name != "TIMESLICE_GPU_MOCK"}  # Else `show` makes some.
+    if _run([command, "show"], bare).returncode == 0:
+        print("using the mock GPUs that are there already; `gpu-mock reset --all` removes them")
+    elif (made := _run([command, "create", gpus], bare)).returncode:
+        raise CommandError(f"--mock {gpus}: {made.stderr.strip()}; for example --mock 2x80GiB", BAD_INPUT)
+    print("jobs see the mock GPUs when started with: gpu-mock run -- COMMAND", flush=True)
+    os.execve(command, [command, "run", "--", sys.executable, "-m", "timeslice.cli", *arguments], bare)
+
+
+def _run(command: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    except OSError as err:
+        raise CommandError(f"the GPU mock cannot be used: {command[0]}: {err.strerror}") from err
