@@ -12,7 +12,7 @@ import pytest
 
 ROOT = pathlib.Path.cwd()
 PROTOS = {"timeslice_orchestrator", "snapshot_agent"}
-FIRST_PARTY = PROTOS | {"timeslice", "orchestrator", "snapshot_agent_server", "timeslice_demo"}
+FIRST_PARTY = PROTOS | {"timeslice", "orchestrator", "snapshot_agent_server", "timeslice_demo", "timeslice_benchmarks"}
 FORBIDDEN_IN_CORE = {"asyncio", "time", "random", "threading", "socket", "subprocess", "datetime", "secrets", "uuid"}
 
 
@@ -50,6 +50,7 @@ PACKAGES = [
         "core",
     ),
     Package("examples/timeslice_demo", frozenset(PROTOS | {"timeslice", "orchestrator"})),
+    Package("benchmarks/timeslice_benchmarks", frozenset(PROTOS | {"timeslice", "orchestrator", "timeslice_demo"})),
 ]
 
 

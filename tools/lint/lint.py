@@ -11,6 +11,7 @@ import sys
 import tempfile
 
 IMPORT_ROOTS = [
+    "benchmarks",
     "components/client-py/src",
     "components/orchestrator",
     "components/snapshot-agent",
@@ -26,6 +27,7 @@ TYPED_PACKAGES = {
         "components/orchestrator/orchestrator",
         "components/snapshot-agent/snapshot_agent_server",
         "examples/timeslice_demo",
+        "benchmarks/timeslice_benchmarks",
     ],
 }
 """What mypy checks, by the oldest Python that it runs on."""

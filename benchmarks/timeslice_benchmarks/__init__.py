@@ -1,0 +1,1 @@
+"""What the product costs in time and memory, measured; see docs/performance.md."""
