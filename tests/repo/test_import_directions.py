@@ -38,7 +38,7 @@ PACKAGES = [
     Package(
         "components/client-py/src/timeslice",
         frozenset(PROTOS),
-        third_party=frozenset({"grpc", "grpc_health", "google"}),
+        third_party=frozenset({"grpc", "grpc_health", "google", "rich", "shtab"}),
     ),
     Package("components/orchestrator/orchestrator", frozenset(PROTOS), ("api", "store", "infra", "agents"), (), "core"),
     Package(

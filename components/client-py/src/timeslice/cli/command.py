@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
@@ -32,6 +33,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message}; see {self.prog} --help", BAD_INPUT)
+
+
+def quiet_grpc() -> None:
+    """Keep grpc's own notes about connections that come and go off the screen. Before grpc is imported.
+
+    Not for a command that starts programs of the user: they would inherit it.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from timeslice._core import wire
 from timeslice.cli.errors import CommandError
+from timeslice.cli.group_data import condition_line, group_data, waiting
 from timeslice.orchestrator.client import TimeSliceOrchestratorClient
 from timeslice.orchestrator.exceptions import OrchestratorError
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
@@ -35,24 +36,9 @@ def show_status(target: str | None, as_json: bool) -> int:
 
 
 def as_data(reply: pb2.GetGroupStatusResponse) -> dict[str, Any]:
-    """A group as plain data; the names are those of the wire."""
-    group = reply.group
-    lease = group.lease if group.HasField("lease") else None
+    """A group and the contexts of its jobs as plain data; the names are those of the wire."""
     return {
-        "group": group.group_id,
-        "state": wire.group_state(group.group_state).value,
-        "holder": group.locking_job or None,
-        "active_job": group.active_job or None,
-        "loaded_job": group.loaded_job or None,
-        "fencing_token": lease.fencing_token if lease is not None else None,
-        "waiters": [
-            {"job": w.job_id, "waited_ms": w.waited_ms, "priority": w.priority} for w in group.waiters
-        ],
-        "waiter_queue_depth": group.waiter_queue_depth,
-        "resident_jobs": list(group.resident_jobs),
-        "held_share": group.held_share,
-        "handoffs_total": group.handoffs_total,
-        "accelerators": list(group.accelerators),
+        **group_data(reply.group),
         "contexts": [
             {
                 "node": context.agent,
@@ -63,9 +49,6 @@ def as_data(reply: pb2.GetGroupStatusResponse) -> dict[str, Any]:
                 "host_bytes": context.host_bytes,
             }
             for context in reply.agent_job_states
-        ],
-        "conditions": [
-            {"type": c.type, "reason": c.reason, "jobs": list(c.jobs), "advice": c.advice} for c in group.conditions
         ],
     }
 
@@ -81,7 +64,7 @@ def as_text(groups: Sequence[dict[str, Any]]) -> list[str]:
                 g["group"],
                 g["state"],
                 g["holder"] or "-",
-                _waiting(g),
+                waiting(g),
                 f"{g['held_share']:.0%}",
                 str(g["handoffs_total"]),
                 str(len(g["accelerators"])),
@@ -96,12 +79,7 @@ def as_text(groups: Sequence[dict[str, Any]]) -> list[str]:
     ]
     if contexts:
         lines += ["", *_table(["GROUP", "NODE", "JOB", "CONTEXT", "ON DEVICE", "ON HOST"], contexts)]
-    problems = [
-        f"{g['group']}: {c['type']}: {c['reason']}" + (f" ({', '.join(c['jobs'])})" if c["jobs"] else "")
-        + (f"; {c['advice']}" if c["advice"] else "")
-        for g in groups
-        for c in g["conditions"]
-    ]  # fmt: skip
+    problems = [condition_line(g["group"], c) for g in groups for c in g["conditions"]]
     faults = [
         f"{g['group']}: job {c['job']} on {c['node']} is faulted: {c['reason']}"
         for g in groups
@@ -109,13 +87,6 @@ def as_text(groups: Sequence[dict[str, Any]]) -> list[str]:
         if c["state"] == "FAULTED" and c["reason"]
     ]
     return lines + ([""] if problems or faults else []) + problems + faults
-
-
-def _waiting(group: dict[str, Any]) -> str:
-    """The next waiters, and how many more there are."""
-    shown = [w["job"] for w in group["waiters"][:3]]
-    more = max(group["waiter_queue_depth"], len(group["waiters"])) - len(shown)
-    return ", ".join(shown) + (f" +{more}" if more > 0 else "") or "-"
 
 
 def _mib(size_bytes: int) -> str:

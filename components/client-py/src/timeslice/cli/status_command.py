@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from timeslice.cli.command import Command, add_json, add_target
+from timeslice.cli.command import Command, add_json, add_target, quiet_grpc
 
 DESCRIPTION = """\
 Show the groups: who holds them, who waits, whose memory is where, and what needs attention.
@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    quiet_grpc()
     from timeslice.cli.status import show_status
 
     return show_status(given.target, given.json)
