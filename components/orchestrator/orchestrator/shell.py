@@ -22,6 +22,7 @@ from orchestrator.core.effects import (
     KillContext,
     LockContext,
     NotifyLeaseLost,
+    NotifyLeaseShared,
     Publish,
     QueryOperation,
     ReadRecord,
@@ -142,7 +143,7 @@ class Shell:
             case Record() | ReadRecord() | RecordWaiter() | ForgetWaiter() | ForgetEnded():
                 self._writer.perform(effect)
             case (ReplyAcquired() | ReplyQueued() | ReplyYielded() | ReplyEvicted() | Refuse() | AnswerSession()
-                  | NotifyLeaseLost()):
+                  | NotifyLeaseLost() | NotifyLeaseShared()):
                 self._service.perform(effect)
             case (LockContext() | UnlockContext() | StartSnapshot() | StartRestore() | QueryOperation()
                   | KillContext()):

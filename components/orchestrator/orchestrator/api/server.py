@@ -17,6 +17,7 @@ from orchestrator.api.validation import problem_of
 from orchestrator.core.effects import (
     AnswerSession,
     NotifyLeaseLost,
+    NotifyLeaseShared,
     Publish,
     Refuse,
     ReplyAcquired,
@@ -30,7 +31,15 @@ from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb_grpc
 
 ClientEffect = (
-    ReplyAcquired | ReplyQueued | ReplyYielded | ReplyEvicted | Refuse | AnswerSession | NotifyLeaseLost | Publish
+    ReplyAcquired
+    | ReplyQueued
+    | ReplyYielded
+    | ReplyEvicted
+    | Refuse
+    | AnswerSession
+    | NotifyLeaseLost
+    | NotifyLeaseShared
+    | Publish
 )
 
 
@@ -75,6 +84,9 @@ class OrchestratorService(pb_grpc.TimeSliceOrchestratorServiceServicer):
             case NotifyLeaseLost():
                 notice = wire.lease_lost(effect, self._grant_time(effect.lease), self._clock)
                 self._calls.answer(effect.stream, notice)
+            case NotifyLeaseShared():
+                shared = wire.lease_shared(effect, self._grant_time(effect.lease), self._clock)
+                self._calls.answer(effect.stream, shared)
             case Publish():
                 self._log.append(effect)
             case _:

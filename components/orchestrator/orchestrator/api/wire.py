@@ -8,6 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from orchestrator.core.effects import (
     AnswerSession,
     NotifyLeaseLost,
+    NotifyLeaseShared,
     Publish,
     ReplyAcquired,
     ReplyEvicted,
@@ -158,6 +159,10 @@ def lease_lost(notice: NotifyLeaseLost, granted_at: Timestamp, clock: Clock) -> 
         lease=lease(notice.lease, granted_at, clock), reason=notice.reason, will_resume=notice.will_resume))
 
 
+def lease_shared(notice: NotifyLeaseShared, granted_at: Timestamp, clock: Clock) -> pb.SessionNotice:
+    return pb.SessionNotice(shared=pb.LeaseShared(lease=lease(notice.lease, granted_at, clock), other=notice.other))
+
+
 def lease(held: Lease, granted_at: Timestamp, clock: Clock) -> pb.Lease:
     return pb.Lease(
         group_id=held.group,
@@ -167,7 +172,7 @@ def lease(held: Lease, granted_at: Timestamp, clock: Clock) -> pb.Lease:
         expires_at=clock.timestamp(clock.now() + held.ttl_s),
         ttl_ms=round(held.ttl_s * 1000),
         owner_session_id=held.session or "",
-        attached=1,
+        attached=len(held.holders),
         accelerators=held.accelerators,
     )
 

@@ -142,6 +142,16 @@ class NotifyLeaseLost:
     will_resume: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NotifyLeaseShared:
+    """Send LeaseShared on a Session stream: another session came to a lease of this one's, or left it."""
+
+    stream: CallId
+    session: SessionId
+    lease: Lease
+    other: str
+
+
 # ---------------------------------------------------------------- agents
 
 
@@ -273,6 +283,7 @@ Effect = (
     | Refuse
     | AnswerSession
     | NotifyLeaseLost
+    | NotifyLeaseShared
     | LockContext
     | UnlockContext
     | StartSnapshot

@@ -10,7 +10,8 @@ from orchestrator.core import texts
 from orchestrator.core.common import Common
 from orchestrator.core.effects import Refuse, StepDown
 from orchestrator.core.events import AcquireRequested, YieldRequested
-from orchestrator.core.leases import Holding, Leases
+from orchestrator.core.holding import Holding
+from orchestrator.core.leases import Leases
 from orchestrator.core.ledger import Ledger
 from orchestrator.core.operations import End, OperationKind, Operations, Outcome
 from orchestrator.core.site import Site, Trouble
@@ -106,8 +107,9 @@ class Group:
         elif waiter is not None:
             self.waiting.attach(waiter, event.call, event.wait_s, now)
         else:
-            is_free = self.holding is None and self.switch is None and self.site.is_known
-            self.waiting.enqueue(event, request, is_served_now=is_free and not len(self.queue), now=now)
+            is_free = self.holding is None and self.switch is None and self.site.is_known and not len(self.queue)
+            is_shared = self.holding is not None and self.holding.is_placed and self.leases.holder == event.job
+            self.waiting.enqueue(event, request, is_served_now=is_free or is_shared, now=now)
 
     def give_back(self, event: YieldRequested, now: float) -> None:
         """A client gives its lease back, or repeats that."""
@@ -119,10 +121,9 @@ class Group:
             self.waiting.cancel(call)
 
     def session_ended(self, session: SessionId, now: float) -> None:
-        """A client is gone: its waiters leave, its lease ends."""
+        """A client is gone: its waiters leave, its lease ends or passes to another process of its job."""
         self.waiting.drop_session(session)
-        if self.holding is not None and self.holding.lease.session == session:
-            self.leases.end(Ending.EXPIRED, f"session {session!r} ended", now)
+        self.leases.session_ended(session, now)
 
     def evict(self, reason: str, now: float) -> EndedLease:
         """End the lease on an operator's word; the job's context goes off the device."""
@@ -449,9 +450,9 @@ class Group:
 
     def _refuse_old(self, request: RequestId, job: JobId) -> Refusal | None:
         """Refuse a request whose lease is over, or that is another job's."""
-        ended = self.leases.outcomes.of_request(request)
-        if ended is not None:
-            return texts.request_over(request, ended) if ended.job == job else texts.foreign_request(request, job)
+        refusal = self.leases.refusal(request, job)
+        if refusal is not None:
+            return refusal
         waiter = self.queue.get(request)
         if waiter is not None and waiter.job != job:
             return texts.foreign_request(request, job)

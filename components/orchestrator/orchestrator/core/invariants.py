@@ -19,6 +19,10 @@ def check_group(group: Group) -> None:
         _require(0 < holding.lease.token <= group.last_token, group, "a lease with a token that was never given out")
         _require(not holding.calls or holding.is_placed, group, "a grant left before its context was in place")
         _require(not holding.is_placed or holding.is_recorded, group, "a context was unlocked before the record")
+        holders = holding.lease.holders
+        _require(len(set(holders)) == len(holders), group, "a session holds the lease twice")
+        _require(holding.recorded <= set(holders), group, "one that left counts as a holder")
+        _require(set(holding.calls.values()) <= holding.recorded, group, "a share left before it was recorded")
         _require(holding.lease.job not in site.faults, group, "a faulted job holds the lease")
     if switch is not None:
         _require(switch.token <= group.last_token, group, "a switch with a token that was never given out")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
 
 from orchestrator.core import texts
 from orchestrator.core.common import Common
 from orchestrator.core.effects import NotifyLeaseLost, Refuse, ReplyAcquired, ReplyYielded
 from orchestrator.core.events import AcquireRequested, YieldRequested
+from orchestrator.core.holding import Holding
 from orchestrator.core.ledger import Ledger
 from orchestrator.core.operations import OperationKind
 from orchestrator.core.outcomes import Outcomes
+from orchestrator.core.shares import Leaving, Shares
 from orchestrator.core.site import Site
 from orchestrator.core.timers import Timer
 from orchestrator.core.types import (
@@ -22,33 +24,14 @@ from orchestrator.core.types import (
     GroupRecord,
     JobId,
     Lease,
+    Refusal,
     RequestId,
+    SessionId,
+    Share,
     Token,
 )
 from orchestrator.core.waiters import Waiter
 from orchestrator.core.waiting import Waiting
-
-
-@dataclass(slots=True)
-class Holding:
-    """The current lease, and how far its grant has come."""
-
-    lease: Lease
-    since_s: float
-    has_restored: bool
-    is_recorded: bool = False
-    is_placed: bool = False
-    """Its context is in place and unlocked: replies may leave."""
-    is_claimed: bool = False
-    """Somebody was answered with it (or may have been, before a restart)."""
-    may_be_known: bool = False
-    """It stood before a restart, so nobody can tell whether it was answered then."""
-    calls: set[CallId] = field(default_factory=set)
-    """The calls that were answered with it."""
-    placed_s: float = 0.0
-    was_seen: bool = False
-    """A process of its job was seen on one of the group's nodes."""
-    unseen_since_s: float | None = None
 
 
 class Leases:
@@ -60,6 +43,7 @@ class Leases:
         self._site = site
         self._waiting = waiting
         self._ledger = ledger
+        self._shares = Shares(common, site, waiting.queue, ledger)
         self.outcomes = Outcomes(site.group, settings.outcome_kept_s, settings.outcomes_kept_per_group, common.out)
         self.holding: Holding | None = None
         self.last_yield: EndedLease | None = None
@@ -84,10 +68,19 @@ class Leases:
         if lease is None:
             return
         # Whether its reply had left is not known: the job may be at work with it.
-        self.holding = Holding(lease, now, has_restored=False, is_recorded=True, is_claimed=True, may_be_known=True)
+        holding = Holding(lease, now, has_restored=False, is_recorded=True, is_claimed=True, sessionless_since_s=now)
+        holding.may_know.update(lease.holders)
+        holding.recorded.update(lease.holders)
+        holding.announced.update(share.session for share in lease.shared)
+        self.holding = holding
         self._common.graph.hold(lease.group, lease.job)
-        if lease.session is not None:
-            self._common.restore_session(lease.group, lease.session, lease.job, lease.ttl_s, lease.processes, now)
+        self._restore_session(lease, lease, now)
+        for share in lease.shared:
+            self._restore_session(lease, share, now)
+
+    def _restore_session(self, lease: Lease, held: Lease | Share, now: float) -> None:
+        if held.session is not None:
+            self._common.restore_session(lease.group, held.session, lease.job, held.ttl_s, held.processes, now)
 
     # ------------------------------------------------------------ granting
 
@@ -102,12 +95,13 @@ class Leases:
             job=job,
             token=token,
             session=owner.session,
-            requests=tuple(waiter.request for waiter in waiters if waiter.is_named),
+            requests=tuple(w.request for w in waiters if w.is_named and w.session == owner.session),
             accelerators=site.accelerators(),
             ttl_s=session.ttl_s if session is not None else self._common.settings.session_ttl_s,
             processes=session.processes if session is not None else (),
+            shared=self._shares.of([waiter for waiter in waiters if waiter.detached_s is None], owner.session),
         )
-        holding = Holding(lease, now, has_restored)
+        holding = Holding(lease, now, has_restored, sessionless_since_s=now)
         self.holding = holding
         site.resident = job
         site.troubles.pop(job, None)
@@ -120,6 +114,7 @@ class Leases:
         def recorded(_: float) -> None:
             site.use_token(token)
             holding.is_recorded = True
+            holding.recorded.update(set(lease.holders).intersection(holding.lease.holders) - holding.joins.keys())
 
         self._ledger.after_recorded(recorded, now)
         self.changed_s = now
@@ -131,7 +126,11 @@ class Leases:
         if not holding.is_recorded:
             return False
         is_in_place = self._unlock_holder(holding.lease.job, now)
-        if holding.lease.session is None and self._is_abandoned(holding, now):
+        if (
+            holding.lease.session is None
+            and self._is_abandoned(holding, now)
+            and not self._shares.leave(holding, None, Leaving.ENDED, now)
+        ):
             self.end(Ending.EXPIRED, "none of the job's processes is left", now)
             return True
         if not holding.is_placed:
@@ -141,27 +140,36 @@ class Leases:
             holding.placed_s = self.changed_s = now
         queue = self._waiting.queue
         attached = [waiter for waiter in queue.of_job(holding.lease.job) if waiter.detached_s is None]
-        if attached:
-            self._deliver(holding, attached, now)
-        elif not holding.is_claimed:
+        ready = self._shares.admit(holding, attached, now) if attached else []
+        if ready:
+            self._deliver(holding, ready, now)
+        if not attached and not holding.is_claimed:
             expected = [waiter for waiter in queue.of_job(holding.lease.job) if queue.is_expected(waiter, now)]
             if not expected:
                 self.end(Ending.UNDONE, "nobody waits for it any more", now)
                 return True
-            for waiter in expected:
+        for waiter in queue.of_job(holding.lease.job):
+            if queue.is_expected(waiter, now):
                 self._waiting.look_when_overdue(waiter)
+        self._shares.forget_strangers(holding, now)
         return False
 
     def attach(self, event: AcquireRequested) -> bool:
-        """Answer a further request of the holder with the lease that it has; tell whether that was possible."""
+        """Answer a further request of who holds the lease with it; tell whether that was possible. Another process of
+        the job waits until its share is recorded."""
         holding = self.holding
-        if holding is None or holding.lease.job != event.job or not holding.is_placed:
+        if (
+            holding is None
+            or holding.lease.job != event.job
+            or not holding.is_placed
+            or event.session not in holding.recorded
+        ):
             return False
-        holding.calls.add(event.call)
+        holding.calls[event.call] = event.session
         holding.is_claimed = True
         self._common.calls[event.call] = self._site.group
         if event.request is not None:
-            self._remember_request(holding, event.request)
+            self._shares.remember(holding, event.session, event.request)
         self._common.out.append(ReplyAcquired(event.call, holding.lease, 0.0, holding.has_restored))
         return True
 
@@ -194,18 +202,12 @@ class Leases:
         for waiter in waiters:
             for call in waiter.calls:
                 self._waiting.leave(call)
-                holding.calls.add(call)
+                holding.calls[call] = waiter.session
                 self._common.calls[call] = self._site.group
                 waited_s = now - waiter.arrived_s
                 self._common.out.append(ReplyAcquired(call, lease, waited_s, holding.has_restored))
-            if waiter.is_named:
-                self._remember_request(holding, waiter.request)
             self._waiting.forget(waiter)
-
-    def _remember_request(self, holding: Holding, request: RequestId) -> None:
-        if request not in holding.lease.requests:
-            holding.lease = replace(holding.lease, requests=(*holding.lease.requests, request))
-            self._ledger.changed()
+        self._shares.announce(holding, {waiter.session for waiter in waiters}, now)
 
     def _is_abandoned(self, holding: Holding, now: float) -> bool:
         """Judge a lease without session by its job's processes; looks again when that could change."""
@@ -218,7 +220,7 @@ class Leases:
             timers.cancel(timer)
             return False
         if not holding.was_seen:
-            due_s = holding.since_s + settings.start_grace_s
+            due_s = holding.sessionless_since_s + settings.start_grace_s
         else:
             if holding.unseen_since_s is None:
                 holding.unseen_since_s = now
@@ -230,11 +232,12 @@ class Leases:
     # ------------------------------------------------------------ ending
 
     def give_back(self, event: YieldRequested, now: float) -> None:
-        """End the lease that a Yield names; answer an old one as it was answered; refuse all others."""
+        """End the lease that a Yield names, or the share of who does not own it; answer an old one as it was answered;
+        refuse all others."""
         holding = self.holding
         current = holding.lease.token if holding is not None else None
         if holding is not None and holding.lease.job == event.job and event.token in (NO_TOKEN, current):
-            self._answer_yield(event.call, self.end(Ending.YIELDED, "", now), now)
+            self._give_back_current(holding, event, now)
             return
         before = self.outcomes.of_token(event.token) if event.token else self.last_yield
         if before is not None and before.job == event.job and before.ending is Ending.YIELDED:
@@ -247,23 +250,72 @@ class Leases:
             refusal = texts.stale_lease(self._site.group, event.token, current, before)
         self._common.out.append(Refuse(event.call, refusal))
 
+    def _give_back_current(self, holding: Holding, event: YieldRequested, now: float) -> None:
+        lease, session = holding.lease, event.session
+        if session is None or session == lease.session:
+            reason = texts.given_back_by(session, lease)
+            self._answer_yield(event.call, self.end(Ending.YIELDED, "", now, by=session, told=reason), now)
+        elif session in lease.holders:
+            self._shares.leave(holding, session, Leaving.YIELDED, now)
+            self._answer_yield(event.call, self._share_ended(lease), now)
+        elif event.token:  # it names the lease, so it has shared it: a repeated Yield
+            self._answer_yield(event.call, self._share_ended(lease), now)
+        else:
+            self._common.out.append(Refuse(event.call, texts.not_sharing(session, lease)))
+
+    def _share_ended(self, lease: Lease) -> EndedLease:
+        """Return what a Yield that ends only a share is answered with: the context stays on the device."""
+        return EndedLease(
+            group=lease.group,
+            job=lease.job,
+            token=lease.token,
+            requests=(),
+            ending=Ending.YIELDED,
+            pending_waiters=len(self._waiting.queue),
+            snapshot_deferred=True,
+        )
+
     def cancel(self, call: CallId, now: float) -> bool:
-        """Undo the lease if only calls were answered with it whose replies did not leave; tell whether `call` was
-        answered with it."""
+        """Undo a holder's part in the lease if it was answered only by calls whose replies did not leave, and the lease
+        if that was its last; tell whether `call` was answered with it."""
         holding = self.holding
         if holding is None or call not in holding.calls:
             return False
-        holding.calls.discard(call)
-        if not holding.calls and not holding.may_be_known:
+        session = holding.calls.pop(call)
+        if not self._shares.is_expected(holding, session, now) and not self._shares.leave(
+            holding, session, Leaving.UNANSWERED, now
+        ):
             self.end(Ending.UNDONE, "its reply could not be delivered", now)
         return True
 
-    def end(self, ending: Ending, reason: str, now: float) -> EndedLease:
-        """End the current lease, whatever the reason."""
+    def session_ended(self, session: SessionId, now: float) -> None:
+        """A client is gone: its lease ends, unless other processes of its job hold it too."""
+        holding = self.holding
+        if (
+            holding is not None
+            and session in holding.lease.holders
+            and not self._shares.leave(holding, session, Leaving.ENDED, now)
+        ):
+            self.end(Ending.EXPIRED, f"session {session!r} ended", now)
+
+    def refusal(self, request: RequestId, job: JobId) -> Refusal | None:
+        """Refuse a request whose lease, or share of one, is over; None: it is not."""
+        ended = self.outcomes.of_request(request)
+        if ended is not None:
+            return texts.request_over(request, ended) if ended.job == job else texts.foreign_request(request, job)
+        if self.holding is not None and request in self.holding.lease.returned:
+            return texts.request_returned(request, self.holding.lease)
+        return None
+
+    def end(
+        self, ending: Ending, reason: str, now: float, *, by: SessionId | None = None, told: str = ""
+    ) -> EndedLease:
+        """End the current lease, whatever the reason, and tell its holders, except who gave it back (`by`)."""
         holding = self.holding
         assert holding is not None
         site, lease = self._site, holding.lease
         self.holding = None
+        holding.is_over = True
         if holding.is_placed:
             self.held_s += now - holding.placed_s
         self._released_s = self.changed_s = now
@@ -279,7 +331,7 @@ class Leases:
             group=site.group,
             job=lease.job,
             token=lease.token,
-            requests=lease.requests,
+            requests=lease.all_requests(),
             ending=ending,
             reason=reason,
             pending_waiters=len(self._waiting.queue),
@@ -290,10 +342,17 @@ class Leases:
         self._ledger.changed(ended)
         kind = "lease_lost" if ending is Ending.FAULTED else ending.value
         site.publish(kind, lease.job, detail=reason, duration_s=now - holding.since_s)
-        session = self._common.session(lease.session)
-        if session is not None and session.stream is not None and ending not in (Ending.YIELDED, Ending.UNDONE):
-            self._common.out.append(NotifyLeaseLost(session.stream, session.id, lease, reason))
+        if ending is Ending.YIELDED:
+            holders = [session for session in lease.holders if session != by]
+            self._ledger.after_recorded(lambda _: self._tell_lost(lease, holders, told), now)
+        elif ending is not Ending.UNDONE:
+            self._tell_lost(lease, lease.holders, reason)
         return ended
+
+    def _tell_lost(self, lease: Lease, holders: Iterable[SessionId | None], reason: str) -> None:
+        for session in map(self._common.session, holders):
+            if session is not None and session.stream is not None:
+                self._common.out.append(NotifyLeaseLost(session.stream, session.id, lease, reason))
 
     def _answer_yield(self, call: CallId, ended: EndedLease, now: float) -> None:
         """Answer once the end of the lease is durable; a failed write is said to the caller, who may repeat."""

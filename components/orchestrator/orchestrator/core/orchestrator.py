@@ -51,6 +51,7 @@ from orchestrator.core.invariants import check_group
 from orchestrator.core.nodes import Node
 from orchestrator.core.operations import Outcome
 from orchestrator.core.sessions import Session, Sessions
+from orchestrator.core.shares import held_by
 from orchestrator.core.timers import Timers
 from orchestrator.core.types import (
     CallId,
@@ -113,6 +114,10 @@ class Orchestrator:
     def groups(self) -> tuple[Group, ...]:
         """Return the groups themselves, for checks; not to be changed."""
         return tuple(self._groups.values())
+
+    def has_session(self, session: SessionId) -> bool:
+        """Tell whether a session is alive, for checks."""
+        return self._sessions.get(session) is not None
 
     # ------------------------------------------------------------ events
 
@@ -257,11 +262,9 @@ class Orchestrator:
                     self._out.append(Refuse(event.stream, session))
                     return
                 leases = [
-                    holding.lease
+                    lease
                     for name in sorted(session.groups)
-                    if (holding := self._groups[name].holding) is not None
-                    and holding.lease.session == session.id
-                    and holding.is_claimed
+                    if (lease := held_by(self._groups[name].holding, session.id)) is not None
                 ]
                 self._out.append(AnswerSession(event.stream, session.id, session.ttl_s, tuple(leases)))
             case SessionStreamLost(stream):

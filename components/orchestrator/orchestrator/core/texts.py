@@ -1,16 +1,21 @@
-"""Every refusal, worded once: what happened, to what, and what to do next."""
+"""Every refusal and notice, worded once: what happened, to what, and what to do next."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from orchestrator.core.types import (
     EndedLease,
     GroupId,
     JobId,
+    Lease,
     NodeId,
+    ProcessRef,
     Refusal,
     RefusalCode,
     RequestId,
     SessionId,
+    Share,
     Token,
 )
 from orchestrator.core.wait_graph import WaitsFor
@@ -141,3 +146,72 @@ def nothing_to_evict(group: GroupId, what: str) -> Refusal:
 def unknown_node(node: NodeId | None) -> Refusal:
     """An Evict that names no node of any group."""
     return Refusal(RefusalCode.NOT_FOUND, f"no group has a node {node or ''!r}; nothing was changed.")
+
+
+# ---------------------------------------------------------------- several processes of a job
+
+SHOWN_PROCESSES = 3
+
+
+def holder(session: SessionId | None, processes: Sequence[ProcessRef]) -> str:
+    """One that holds a lease, so that people find the process."""
+    if session is None:
+        return "a client without session"
+    shown = ", ".join(f"{process.pid} on {process.node!r}" for process in processes[:SHOWN_PROCESSES])
+    more = f" and {len(processes) - SHOWN_PROCESSES} more" if len(processes) > SHOWN_PROCESSES else ""
+    return f"session {session!r}" + (f" (process {shown}{more})" if shown else "")
+
+
+def lease_joined(newcomers: Sequence[Share]) -> str:
+    """To the owner: others of its job use its lease."""
+    named = ", ".join(holder(share.session, share.processes) for share in newcomers[:SHOWN_PROCESSES])
+    more = f" and {len(newcomers) - SHOWN_PROCESSES} more" if len(newcomers) > SHOWN_PROCESSES else ""
+    return (
+        f"{named}{more} of the same job acquired too and share{'s' if len(newcomers) == 1 else ''} this lease."
+        " The group is handed on when you yield, whatever the others are doing then."
+    )
+
+
+def lease_owned_by(lease: Lease) -> str:
+    """To one that came later: whose the lease is."""
+    return (
+        f"{holder(lease.session, lease.processes)} of the same job owns this lease. The group is handed on when that"
+        " one yields; your Yield ends only your share."
+    )
+
+
+def lease_left(share: Share, how: str) -> str:
+    """To the owner: one of those who shared its lease does not any more."""
+    return f"{holder(share.session, share.processes)}, which shared this lease, {how}."
+
+
+def lease_inherited(lease: Lease, how: str, heir: Share) -> str:
+    """To all that are left: the lease has another owner."""
+    return (
+        f"{holder(lease.session, lease.processes)}, which owned this lease, {how};"
+        f" {holder(heir.session, heir.processes)} owns it now. The group is handed on when that one yields."
+    )
+
+
+def given_back_by(session: SessionId | None, lease: Lease) -> str:
+    """To those who shared a lease: who ended it."""
+    who = holder(session, lease.processes if session == lease.session else ())
+    return f"{who} of the same job gave the group back. Acquire it again before touching the device."
+
+
+def not_sharing(session: SessionId, lease: Lease) -> Refusal:
+    """A Yield by a session that has no part in the lease."""
+    return Refusal(
+        RefusalCode.PERMISSION_DENIED,
+        f"session {session!r} does not hold group {lease.group!r}: {holder(lease.session, lease.processes)} of the same"
+        " job does; nothing was changed. Yield there; a Yield without session_id gives it back in the job's name.",
+    )
+
+
+def request_returned(request: RequestId, lease: Lease) -> Refusal:
+    """The request got a share of a lease and its session gave that back."""
+    return Refusal(
+        RefusalCode.ABORTED,
+        f"request {request!r} was granted a share of lease {lease.token} of group {lease.group!r}, which was given"
+        " back. Acquire with a new request_id.",
+    )

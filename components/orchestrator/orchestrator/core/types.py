@@ -193,6 +193,18 @@ class CoreSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One that holds a lease besides its owner: another session of the same job, or clients without session."""
+
+    session: SessionId | None = None
+    """None: all clients of the job that have no session, taken together."""
+    requests: tuple[RequestId, ...] = ()
+    """The request ids that were, or may be, answered with it; only those that clients chose."""
+    ttl_s: float = 30.0
+    processes: tuple[ProcessRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
     """A lease as it is recorded, and sent to clients."""
 
@@ -200,14 +212,28 @@ class LeaseRecord:
     job: JobId
     token: Token
     session: SessionId | None = None
-    """None: a client without sessions."""
+    """Its owner: the lease is handed on when this session yields. None: a client without sessions."""
     requests: tuple[RequestId, ...] = ()
-    """The request ids that were, or may be, answered with this lease; only those that clients chose."""
+    """The owner's request ids that were, or may be, answered with this lease; only those that clients chose."""
     accelerators: tuple[str, ...] = ()
     """"NODE/ACCELERATOR" of each accelerator that it covers."""
     ttl_s: float = 30.0
     processes: tuple[ProcessRef, ...] = ()
     """The session's processes at the time of the grant: agents attest them even before the client is back."""
+    shared: tuple[Share, ...] = ()
+    """Who holds it besides the owner, the oldest first."""
+    returned: tuple[RequestId, ...] = ()
+    """The request ids of those who held it and have left; a retry of one must not bring its share back."""
+
+    @property
+    def holders(self) -> tuple[SessionId | None, ...]:
+        """Return the owner's session, then those that share the lease."""
+        return (self.session, *(share.session for share in self.shared))
+
+    def all_requests(self) -> tuple[RequestId, ...]:
+        """Return every request id that this lease may have been the answer to."""
+        shared = (request for share in self.shared for request in share.requests)
+        return (*self.requests, *shared, *self.returned)
 
 
 Lease = LeaseRecord

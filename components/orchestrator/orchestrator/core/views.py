@@ -115,9 +115,10 @@ def _conditions(group: Group, sessions: Sessions, now: float) -> tuple[Condition
         found.append(Condition(ConditionKind.STORE_UNAVAILABLE, group.ledger.failure, _since(group), (),
                                "No new lease before the store takes records again; it is tried all the time."))
     holding = group.holding
-    if holding is not None and holding.lease.session is not None and sessions.is_starved(holding.lease.session, now):
-        found.append(Condition(ConditionKind.STARVED, f"session {holding.lease.session!r} is not renewed", now,
-                               (holding.lease.job,), "The client's threads get no time; its lease stands."))
+    for session in holding.lease.holders if holding is not None else ():
+        if holding is not None and session is not None and sessions.is_starved(session, now):
+            found.append(Condition(ConditionKind.STARVED, f"session {session!r} is not renewed", now,
+                                   (holding.lease.job,), "The client's threads get no time; its lease stands."))
     configured = {f"{node}/{accelerator}" for node, accelerator in site.config.accelerators}
     if configured and site.is_known and configured != set(site.accelerators()):
         found.append(Condition(ConditionKind.MISCONFIGURED,

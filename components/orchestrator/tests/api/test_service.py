@@ -1,6 +1,7 @@
 """The service between real calls and the core: requests are told once, ends noticed, answers brought back."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orchestrator.core.effects import (
     AnswerSession,
     NotifyLeaseLost,
+    NotifyLeaseShared,
     Publish,
     Refuse,
     ReplyAcquired,
@@ -44,12 +46,14 @@ from orchestrator.core.types import (
     RefusalCode,
     RequestId,
     SessionId,
+    Share,
     WaiterView,
 )
 from served import LEASE, LIMIT_S, G, served
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 
 EPOCH_START = 3 << 32
+SHARED_LEASE = replace(LEASE, shared=(Share(session=SessionId("s2")),))
 
 
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -240,6 +244,10 @@ async def test_every_renewal_of_a_session_is_told_and_its_answers_come_in_order(
         lost = (await stream.read()).lost
         assert (lost.lease.fencing_token, lost.reason, lost.will_resume) == (7, "evicted", True)
         assert (await stream.read()).WhichOneof("notice") == "opened"
+        service.perform(NotifyLeaseShared(opened.stream, SessionId("s"), SHARED_LEASE, "session 's2' shares it"))
+        shared = (await stream.read()).shared
+        assert (shared.lease.fencing_token, shared.lease.owner_session_id, shared.lease.attached) == (7, "s", 2)
+        assert shared.other == "session 's2' shares it"
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
         assert await core.told(SessionClosed) == SessionClosed(opened.stream)

@@ -14,18 +14,22 @@ CORE_STEPS sets the steps of an example, CORE_SHRINK=0 saves the time of making 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from orchestrator.core import effects as fx
 from orchestrator.core import events as ev
 from orchestrator.core.invariants import check_exclusion, check_group
 from orchestrator.core.types import (
     AgentErrorKind,
     CallId,
     ContextState,
+    Ending,
     EvictAction,
+    GroupId,
     JobId,
     Lease,
     NodeId,
@@ -42,7 +46,11 @@ STEPS = int(os.environ.get("CORE_STEPS", "60"))
 SHRINKS = os.environ.get("CORE_SHRINK", "1") == "1"
 
 JOBS = ["a", "b", "c"]
+CLIENTS = {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "c1": "c", "c2": "c"}
+"""Processes that acquire, each with a session of its own, and whose they are."""
+PIDS = {client: 100 + number for number, client in enumerate(CLIENTS)}
 jobs = st.sampled_from(JOBS)
+clients = st.sampled_from(list(CLIENTS))
 pick = st.integers(0, 1_000_000)
 flows = st.sampled_from(["all", "all", "all", "messages", "messages", "some", "none"])
 """How much of what follows from a step happens before the next one."""
@@ -57,6 +65,11 @@ class HostileWorld(RuleBasedStateMachine):
         self.streams: dict[str, CallId] = {}
         self.sessions: dict[str, str] = {}
         self.requests: list[tuple[str, str, str, str | None]] = []
+        self.sessions_of: dict[CallId, str | None] = {}
+        self.ended_before = 0
+        self.holders_before: dict[tuple[str, int], set[str]] = {}
+        self.believes: dict[tuple[str, int, str], set[CallId]] = {}
+        """Which session thinks that it holds which lease of which group, and by which answers."""
         self.tokens: dict[str, dict[int, str]] = {}
         self.evicted: set[tuple[str, str, str]] = set()
 
@@ -69,16 +82,24 @@ class HostileWorld(RuleBasedStateMachine):
         nodes=st.integers(1, 3),
         groups=st.integers(1, 2),
         warm=st.booleans(),
+        is_shared=st.booleans(),
         flow=flows,
         policy=st.sampled_from(OnUnsaveable),
     )
-    def begin(self, nodes: int, groups: int, warm: bool, flow: str, policy: OnUnsaveable) -> None:
+    def begin(
+        self, nodes: int, groups: int, warm: bool, is_shared: bool, flow: str, policy: OnUnsaveable
+    ) -> None:
         self.world = World(nodes, [f"g{index}" for index in range(1, groups + 1)], on_unsaveable=policy)
         self.world.on_grant = self.granted
-        for job in JOBS:
-            self.open_session(job)
+        self.world.on_loss = self.lost
+        for client in CLIENTS:
+            self.open_session(client)
         if warm:
             self.warm_up()
+        for which in range(groups if is_shared else 0):
+            if not warm:
+                self.acquire("a1", which, True, False, None, "all")
+            self.share_the_lease(1, "all", which=which)
         self.flow(flow)
 
     def warm_up(self) -> None:
@@ -86,7 +107,7 @@ class HostileWorld(RuleBasedStateMachine):
         self.w.settle()
         for config in self.w.configs:
             for job in JOBS:
-                self.acquire(job, self.w.configs.index(config), True, True, None, "all")
+                self.acquire(f"{job}1", self.w.configs.index(config), True, True, None, "all")
                 self.start_processes_of_the_holder(self.w.configs.index(config), "all", False)
                 if job != JOBS[-1]:
                     self.give_back_the_lease(self.w.configs.index(config), "all")
@@ -101,26 +122,34 @@ class HostileWorld(RuleBasedStateMachine):
                 for channel in self.w.deliverable()[:3]:
                     self.w.deliver(channel)
 
-    def open_session(self, job: str) -> None:
-        name = self.sessions.get(job, f"{job}-0")
+    def open_session(self, client: str) -> None:
+        name = self.sessions.get(client, f"{client}-0")
         stream = self.w.call()
-        processes = tuple(ProcessRef(node, 100 + JOBS.index(job)) for node in self.w.node_ids)
+        processes = tuple(ProcessRef(node, PIDS[client]) for node in self.w.node_ids)
         self.w.handle(
             ev.SessionRenewed(
                 stream=stream,
                 session=SessionId(name),
-                job=JobId(job),
+                job=JobId(CLIENTS[client]),
                 processes=processes,
             )
         )
         answer = self.w.answers.get(stream)
         if answer is not None and answer.refusal is not None:
             prefix, number = name.split("-")
-            self.sessions[job] = f"{prefix}-{int(number) + 1}"
-            self.open_session(job)
+            self.forget_beliefs(name)
+            self.sessions[client] = f"{prefix}-{int(number) + 1}"
+            self.open_session(client)
             return
-        self.sessions[job] = name
-        self.streams[job] = stream
+        self.sessions[client] = name
+        self.streams[client] = stream
+        listed = {(str(lease.group), int(lease.token)) for lease in self.w.opened[-1].leases}
+        self.forget_beliefs(name, listed)
+
+    def forget_beliefs(self, session: str, listed: Collection[tuple[str, int]] = ()) -> None:
+        for group, token, name in list(self.believes):
+            if name == session and (group, token) not in listed:
+                del self.believes[(group, token, name)]
 
     # ------------------------------------------------------------ messages and time
 
@@ -181,31 +210,41 @@ class HostileWorld(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world is not None)
     @rule(
-        job=jobs,
+        client=clients,
         which=pick,
-        has_session=st.booleans(),
+        has_session=st.sampled_from([True, True, True, False]),
         is_named=st.booleans(),
         wait=st.sampled_from([None, None, 0.5]),
         flow=flows,
     )
     def acquire(
-        self, job: str, which: int, has_session: bool, is_named: bool, wait: float | None, flow: str
+        self, client: str, which: int, has_session: bool, is_named: bool, wait: float | None, flow: str
     ) -> None:
         group = str(self.w.core.group_ids()[which % len(self.w.configs)])
-        session = self.sessions[job] if has_session else None
+        session = self.sessions[client] if has_session else None
         request = f"r{len(self.requests)}" if is_named else None
         if request is not None:
-            self.requests.append((request, job, group, session))
-        self.w.send_ask(job, group, request, session, wait)
+            self.requests.append((request, client, group, session))
+        self.ask(client, group, request, session, wait)
         self.flow(flow)
+
+    def ask(
+        self, client: str, group: str, request: str | None, session: str | None, wait: float | None = None
+    ) -> CallId:
+        call = self.w.next_call()
+        self.sessions_of[call] = session
+        assert self.w.send_ask(CLIENTS[client], group, request, session, wait) == call
+        return call
 
     @precondition(lambda self: self.world is not None and self.requests)
     @rule(which=pick)
     def retry(self, which: int) -> None:
-        request, job, group, session = self.requests[which % len(self.requests)]
+        request, client, group, session = self.requests[which % len(self.requests)]
         over = [ended for ended in self.w.store.ended if request in ended.requests and ended.ending != "undone"]
-        call = self.w.send_ask(job, group, request, session)
-        if over and not (session is not None and session != self.sessions[job]):
+        held = self.w.view(group).lease
+        is_returned = held is not None and request in held.returned
+        call = self.ask(client, group, request, session)
+        if (over or is_returned) and not (session is not None and session != self.sessions[client]):
             assert self.w.refusal(call).code in (RefusalCode.ABORTED, RefusalCode.FAILED_PRECONDITION)
 
     @precondition(lambda self: self.world is not None and self.world.open_calls)
@@ -222,7 +261,12 @@ class HostileWorld(RuleBasedStateMachine):
     def lose_a_reply(self, which: int) -> None:
         """A grant's reply could not be written: the edge says so."""
         calls = sorted(call for call, answer in self.w.answers.items() if answer.lease is not None)
-        self.w.handle(ev.CallCancelled(calls[which % len(calls)]))
+        lost = calls[which % len(calls)]
+        for belief, answers in list(self.believes.items()):
+            answers.discard(lost)
+            if not answers:
+                del self.believes[belief]
+        self.w.handle(ev.CallCancelled(lost))
 
     @precondition(lambda self: self.world is not None)
     @rule(job=jobs, which=pick, token=st.integers(0, 12))
@@ -236,6 +280,53 @@ class HostileWorld(RuleBasedStateMachine):
             assert after.token == before.token
             answer = self.w.answers.get(call)
             assert answer is not None or token, "an answer by job alone needs no record"
+
+    @precondition(lambda self: self.world is not None)
+    @rule(
+        client=clients,
+        is_holders=st.sampled_from([True, True, False]),
+        which=pick,
+        names_token=st.booleans(),
+        age=st.sampled_from([0, 0, 0, 0, 1, 2]),
+        flow=flows,
+    )
+    def give_back_as_a_session(
+        self, client: str, is_holders: bool, which: int, names_token: bool, age: int, flow: str
+    ) -> None:
+        """One process of a job yields: what it holds, what another one holds, or with a token of before."""
+        group = str(self.w.core.group_ids()[which % len(self.w.configs)])
+        before = self.w.view(group).lease
+        if is_holders and before is not None:
+            client = self.client_of(str(before.job), which)
+        session = self.sessions[client]
+        token = max(0, before.token - age) if names_token and before is not None else 0
+        self.w.send_give(CLIENTS[client], group, token, session)
+        after = self.w.view(group).lease
+        is_current = before is not None and before.job == CLIENTS[client] and token in (0, before.token)
+        is_alive = self.w.core.has_session(SessionId(session))
+        if before is not None and not (is_current and is_alive and before.session == session):
+            assert after is not None, "a Yield of one that does not own the lease ended it"
+            assert (after.token, after.session) == (before.token, before.session)
+        elif before is not None:
+            assert after is None or after.token > before.token, "the owner's Yield did not end the lease"
+        if before is not None and is_current and is_alive:
+            self.believes.pop((group, int(before.token), session), None)
+        self.flow(flow)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(who=pick, flow=flows, which=pick)
+    def share_the_lease(self, who: int, flow: str, which: int) -> None:
+        """A process of the holder's job asks, perhaps the one that has the lease already."""
+        group = str(self.w.core.group_ids()[which % len(self.w.configs)])
+        lease = self.w.view(group).lease
+        if lease is not None:
+            client = self.client_of(str(lease.job), who)
+            self.ask(client, group, None, self.sessions[client])
+        self.flow(flow)
+
+    def client_of(self, job: str, which: int) -> str:
+        own = [client for client, whose in CLIENTS.items() if whose == job]
+        return own[which % len(own)]
 
     @precondition(lambda self: self.world is not None)
     @rule(which=pick, flow=flows)
@@ -253,20 +344,20 @@ class HostileWorld(RuleBasedStateMachine):
         group = str(self.w.core.group_ids()[which % len(self.w.configs)])
         lease = self.w.view(group).lease
         others = [job for job in JOBS if lease is None or job != lease.job]
-        self.acquire(others[which % len(others)], which, True, True, None, "messages")
+        self.acquire(f"{others[which % len(others)]}1", which, True, True, None, "messages")
         self.give_back_the_lease(which, flow)
 
     @precondition(lambda self: self.world is not None)
-    @rule(job=jobs, closes=st.booleans())
-    def lose_stream(self, job: str, closes: bool) -> None:
-        stream = self.streams.pop(job, None)
+    @rule(client=clients, closes=st.booleans())
+    def lose_stream(self, client: str, closes: bool) -> None:
+        stream = self.streams.pop(client, None)
         if stream is not None:
             self.w.handle(ev.SessionClosed(stream) if closes else ev.SessionStreamLost(stream))
 
     @precondition(lambda self: self.world is not None)
-    @rule(job=jobs)
-    def renew(self, job: str) -> None:
-        self.open_session(job)
+    @rule(client=clients)
+    def renew(self, client: str) -> None:
+        self.open_session(client)
 
     @precondition(lambda self: self.world is not None)
     @rule(which=pick, action=st.sampled_from([EvictAction.END_LEASE, EvictAction.CLEAR_FAULT, EvictAction.DROP_WAITER]),
@@ -289,9 +380,8 @@ class HostileWorld(RuleBasedStateMachine):
         nodes = self.w.node_ids if everywhere else [self.w.node_ids[node % len(self.w.node_ids)]]
         for name in nodes:
             if (JobId(job), group) not in self.w.agents[name].contexts:
-                self.w.agents[name].appear(
-                    JobId(job), group, [100 + JOBS.index(job)], size=40, is_unsampled=is_unsampled
-                )
+                pids = [PIDS[client] for client, whose in CLIENTS.items() if whose == job]
+                self.w.agents[name].appear(JobId(job), group, pids, size=40, is_unsampled=is_unsampled)
 
     @precondition(lambda self: self.world is not None)
     @rule(which=pick, flow=flows, is_unsampled=st.booleans())
@@ -316,6 +406,16 @@ class HostileWorld(RuleBasedStateMachine):
         nodes = self.w.node_ids if everywhere else [self.w.node_ids[node % len(self.w.node_ids)]]
         for name in nodes:
             self.w.agents[name].disappear(JobId(job), group)
+
+    @precondition(lambda self: self.world is not None)
+    @rule(client=clients)
+    def end_one_process(self, client: str) -> None:
+        """A process ends everywhere, and others of its job's contexts go on."""
+        for agent in self.w.agents.values():
+            for context in agent.contexts.values():
+                if context.job == CLIENTS[client] and PIDS[client] in context.pids and len(context.pids) > 1:
+                    context.pids -= {PIDS[client]}
+                    agent.push_context(context)
 
     @precondition(lambda self: self.world is not None)
     @rule(job=jobs, which=pick, node=pick, is_unsaveable=st.booleans(), is_unlockable=st.booleans())
@@ -427,18 +527,74 @@ class HostileWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.world is not None)
     @rule(writes_land=st.booleans())
     def restart_orchestrator(self, writes_land: bool) -> None:
+        alive = [belief for belief in self.believes if self.w.core.has_session(SessionId(belief[2]))]
         self.w.crash(writes_land=writes_land)
         self.streams.clear()
+        for group, token, session in alive:
+            record = self.w.store.records[GroupId(group)]
+            if record.lease is not None and record.lease.token == token:
+                assert session in record.lease.holders, f"{session} was answered, and the record does not know"
         self.w.start()
 
     # ------------------------------------------------------------ promises
 
-    def granted(self, lease: Lease) -> None:
+    def lost(self, notice: fx.NotifyLeaseLost) -> None:
+        """A client is told that its lease is over."""
+        told = (str(notice.lease.group), int(notice.lease.token), str(notice.session))
+        self.believes.pop(told, None)
+        group = next(group for group in self.w.core.groups() if group.id == notice.lease.group)
+        current = group.holding.lease if group.holding is not None else None
+        assert current is None or current.token > notice.lease.token, "told of a loss, and the lease stands"
+
+    @invariant()
+    def who_was_told_that_it_holds_does_hold(self) -> None:
+        """Whoever was answered with a lease, and can be heard and told, holds it or was told that it does not."""
+        if self.world is None:
+            return
+        reachable = {self.sessions[client] for client in self.streams}
+        for group in self.w.core.groups():
+            lease = group.holding.lease if group.holding is not None else None
+            if lease is not None and lease.session is not None:
+                assert self.w.core.has_session(lease.session), f"nobody owns {lease}"
+            if lease is not None and len(lease.holders) > 1 and group.holding is not None and group.ledger.is_clean:
+                waiting = {
+                    waiter.session
+                    for waiter in group.queue.of_job(lease.job)
+                    if group.queue.is_expected(waiter, self.w.now)
+                }
+                strangers = {holder for holder in lease.holders if not group.holding.is_known_to(holder)} - waiting
+                assert not strangers, f"{strangers} share {lease} and will never know"
+            for name, token, session in self.believes if group.ledger.is_clean else ():
+                if name == group.id and session in reachable:
+                    assert lease is not None, f"{session} holds token {token} of {name}, which is over"
+                    assert lease.token == token
+                    assert session in lease.holders
+
+    @invariant()
+    def a_lease_does_not_expire_under_a_session_that_lives(self) -> None:
+        if self.world is None:
+            return
+        for ended in self.w.store.ended[self.ended_before :]:
+            if ended.ending is Ending.EXPIRED:
+                holders = self.holders_before.get((str(ended.group), int(ended.token)), set())
+                alive = [session for session in holders if self.w.core.has_session(SessionId(session))]
+                assert not alive, f"lease {ended.token} of {ended.group} ended under {alive}"
+        self.ended_before = len(self.w.store.ended)
+        self.holders_before = {}
+        for group, token, session in self.believes:
+            self.holders_before.setdefault((group, token), set()).add(session)
+
+    def granted(self, call: CallId, lease: Lease) -> None:
         """A reply leaves: it is recorded, its token rises, and is that of the newest lease."""
+        session = self.sessions_of.get(call)
+        if session is not None:
+            self.believes.setdefault((str(lease.group), int(lease.token), session), set()).add(call)
+            assert session in lease.holders
         record = self.w.store.records.get(lease.group)
         assert record is not None, "a grant left without a record"
         assert record.lease is not None, "a grant left without a recorded lease"
         assert record.lease.token == lease.token
+        assert session in record.lease.holders, "a share left without a record"
         tokens = self.tokens.setdefault(str(lease.group), {})
         assert tokens.setdefault(lease.token, str(lease.job)) == lease.job, "two jobs have one token"
         assert lease.token == max(tokens), "a token fell"
@@ -535,9 +691,10 @@ class HostileWorld(RuleBasedStateMachine):
             if not agent.is_connected:
                 agent.connect()
             for context in agent.contexts.values():
+                agent.sample(context)
                 agent.push_context(context)
-        for job in list(self.streams):
-            self.open_session(job)
+        for client in list(self.streams):
+            self.open_session(client)
         self.w.settle()
         while self.resolve(0, True):
             self.w.settle()

@@ -6,7 +6,6 @@ delivers all of them, the oldest first; the property tests choose one at a time,
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -439,6 +438,7 @@ class World:
         self.answers: dict[CallId, Answer] = {}
         self.published: list[fx.Publish] = []
         self.lost: list[fx.NotifyLeaseLost] = []
+        self.shared: list[fx.NotifyLeaseShared] = []
         self.opened: list[fx.AnswerSession] = []
         self.grants: list[Lease] = []
         self.stepped_down: str | None = None
@@ -448,8 +448,9 @@ class World:
         self.unwritten: dict[GroupId, fx.Record] = {}
         self.cancelled: set[CallId] = set()
         self.open_calls: set[CallId] = set()
-        self.on_grant: Callable[[Lease], None] | None = None
-        self._numbers = itertools.count(1)
+        self.on_grant: Callable[[CallId, Lease], None] | None = None
+        self.on_loss: Callable[[fx.NotifyLeaseLost], None] | None = None
+        self.last_call = CallId(0)
         self.core: Orchestrator
         self.generation = 0
         self.start()
@@ -532,7 +533,7 @@ class World:
                 assert call not in self.cancelled, "a call that was cancelled was granted"
                 self.grants.append(lease)
                 if self.on_grant is not None:
-                    self.on_grant(lease)
+                    self.on_grant(call, lease)
                 self.answers[call] = Answer(lease=lease, waited_s=waited_s, context_restored=restored)
             case fx.ReplyQueued(call):
                 self.answers[call] = Answer(queued=True)
@@ -546,6 +547,10 @@ class World:
                 self.opened.append(effect)
             case fx.NotifyLeaseLost():
                 self.lost.append(effect)
+                if self.on_loss is not None:
+                    self.on_loss(effect)
+            case fx.NotifyLeaseShared():
+                self.shared.append(effect)
             case fx.LockContext() | fx.UnlockContext() | fx.StartSnapshot() | fx.StartRestore() | fx.QueryOperation():
                 self.post(("call", effect.node, effect.operation), lambda: self._call(effect))
             case fx.KillContext():
@@ -636,7 +641,12 @@ class World:
     # ---- clients
 
     def call(self) -> CallId:
-        return CallId(next(self._numbers))
+        self.last_call = CallId(self.last_call + 1)
+        return self.last_call
+
+    def next_call(self) -> CallId:
+        """Return what the next call's number will be."""
+        return CallId(self.last_call + 1)
 
     def open(self, session: str, job: str, *processes: tuple[str, int], ttl_s: float = 0.0) -> CallId:
         stream = self.call()
