@@ -111,6 +111,10 @@ class FakeOrchestrator(pb2_grpc.TimeSliceOrchestratorServiceServicer):
             self.session_of(job_id).notices.append(notice)
             self.changed.notify_all()
 
+    def add_group(self, group: str) -> None:
+        with self.changed:
+            self.groups[group] = FakeGroup()
+
     def hold(self, group: str, job_id: str = "stranger") -> pb2.Lease:
         """A job of some other client holds the group."""
         with self.changed:

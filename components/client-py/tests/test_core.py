@@ -182,7 +182,7 @@ def test_session_is_renewed_every_third_of_the_time_in_force():
     assert session.renewal_due_in(104.0) == 6.0
     session.opened(6_000)
     assert session.renewal_due_in(101.0) == 1.0
-    assert session.renewal_due_in(103.0) == 0.0
+    assert session.renewal_due_in(103.0) == -1.0
 
 
 def test_life_counts_from_the_sending_of_the_last_answered_renewal():
@@ -377,17 +377,6 @@ def test_release_that_failed_tells_whether_the_lease_is_lost(token, code, is_ove
         assert loss.lease == HeldLease(GROUP, token)
         assert "why" in loss.reason
     assert book.token(GROUP) == (0 if is_lost else token)
-
-
-def test_loss_noticed_during_a_failing_release_is_told_with_its_own_reason():
-    book = LeaseBook()
-    book.asking(GROUP)
-    book.asked(GROUP, 1)
-    book.lost(HeldLease(GROUP, 1), "evicted")
-    loss = book.release_failed(GROUP, 1, Status(LOST, "lease 1 is over"), False)
-    assert loss is not None
-    assert loss.reason == "evicted"
-    assert book.take_loss(GROUP) is None
 
 
 def test_same_lease_granted_to_two_acquires_is_one():

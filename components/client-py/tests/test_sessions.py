@@ -222,8 +222,8 @@ def test_unreachable_within_the_time_to_live_is_a_connection_error(orchestrator,
 
 def wait_for_token(client, token: int) -> None:
     """Until the client has entered a notice in its book."""
-    with client._changed:
-        assert client._changed.wait_for(lambda: client._book.token(("a", "trainers")) == token, 10)
+    with client._engine.changed:
+        assert client._engine.changed.wait_for(lambda: client._engine.core.book.token(("a", "trainers")) == token, 10)
 
 
 def wait_for_log(caplog, text: str) -> None:
@@ -283,7 +283,8 @@ def test_interrupt_while_the_call_is_begun_leaves_the_queue_too(orchestrator, co
     """Who keeps the exception, as a notebook does, keeps the call: it must be cancelled, not only forgotten."""
     orchestrator.hold("trainers")
     client = connect()
-    real = client._stub.Acquire
+    client.list_groups()
+    real = client._engine.stub.Acquire
 
     class InterruptedInTheMiddle:
         def future(self, request, timeout):
@@ -292,7 +293,7 @@ def test_interrupt_while_the_call_is_begun_leaves_the_queue_too(orchestrator, co
             signal.raise_signal(signal.SIGINT)
             return pending
 
-    client._stub.Acquire = InterruptedInTheMiddle()
+    client._engine.stub.Acquire = InterruptedInTheMiddle()
     with pytest.raises(KeyboardInterrupt) as kept:
         client.acquire()
     orchestrator.wait_until(lambda: orchestrator.groups["trainers"].waiting == [])
@@ -306,30 +307,6 @@ def test_process_that_ends_without_close_gives_back_what_it_holds(orchestrator):
         assert process.stderr.read() == "client closed while job a holds group trainers: giving it back\n"
     assert orchestrator.holder("trainers") is None
     orchestrator.wait_until(lambda: orchestrator.session_of("a").streams == 0)
-
-
-FORK = """
-import os, sys
-from timeslice import TimeSliceOrchestratorClient
-from timeslice.orchestrator.exceptions import OrchestratorError
-client = TimeSliceOrchestratorClient({address!r}, "a", "trainers")
-child = os.fork()
-if child == 0:
-    try:
-        client.acquire(timeout_sec=5)
-    except OrchestratorError as err:
-        client.close()
-        os._exit(0 if "cannot be used in its child" in str(err) else 2)
-    os._exit(3)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-client.acquire()
-client.close()
-"""
-
-
-def test_forked_child_gets_a_clear_error_and_the_parent_goes_on(orchestrator):
-    with run(FORK, orchestrator) as process:
-        assert process.wait(20) == 0, process.stderr.read()
 
 
 def test_closed_client_says_so(connect):

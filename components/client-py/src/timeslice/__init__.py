@@ -12,7 +12,13 @@ Nothing heavy is imported before a name is used, so `import timeslice` costs nex
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+if "grpc" not in sys.modules:
+    # grpc looks at it when it is imported, which every use of this package does: without it, a forked child may crash.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 if TYPE_CHECKING:
     from timeslice.orchestrator.client import TimeSliceOrchestratorClient

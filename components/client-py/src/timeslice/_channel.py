@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 import grpc
 
 from timeslice._core.calls import Status
+from timeslice._forks import FORKS
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # The servers allow a ping every 5 s, also without calls: a dead connection is known after 20 s at most.
@@ -25,11 +27,29 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
+ORCHESTRATOR_SERVICE_CONFIG = json.dumps(
+    {"methodConfig": [{"name": [{"service": "timeslice_orchestrator.v1alpha1.TimeSliceOrchestratorService"}]}]}
+)
+"""Without a retry policy: grpc would repeat calls of which it cannot know whether that is safe. The client retries."""
+
+
 def open_channel(address: str, options: Iterable[tuple[str, Any]]) -> grpc.Channel:
-    """A channel with our options, except where `options` say otherwise. It connects at the first call."""
+    """A channel with our options, except where `options` say otherwise. It connects at the first call.
+
+    Raises:
+        GrpcUnusableError: this process was forked from one in which grpc was in use, and grpc did not survive that.
+    """
+    FORKS.check_usable()
+    channel = grpc.insecure_channel(address, options=merged_options(options))
+    FORKS.channel_opened()
+    return channel
+
+
+def merged_options(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Our options, except where `options` say otherwise."""
     merged = dict(CHANNEL_OPTIONS)
     merged.update(options)
-    return grpc.insecure_channel(address, options=list(merged.items()))
+    return list(merged.items())
 
 
 def status_of(error: Any) -> Status:

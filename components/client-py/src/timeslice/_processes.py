@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -45,6 +46,10 @@ class RegisteredProcesses:
     """What this process registered with agents, by job. Sessions of these jobs, made before or after, attest it."""
 
     def __init__(self) -> None:
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Forget everything, as in a forked child: what its parent registered is not its own."""
         self._lock = threading.Lock()
         self._by_job: dict[str, dict[int, ProcessId]] = {}
         self._listeners: list[Callable[[str], None]] = []
@@ -70,7 +75,7 @@ class RegisteredProcesses:
             self._listeners.append(listener)
 
     def forget(self, listener: Callable[[str], None]) -> None:
-        with self._lock:
+        with self._lock, contextlib.suppress(ValueError):
             self._listeners.remove(listener)
 
 

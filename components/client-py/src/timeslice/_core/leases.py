@@ -42,6 +42,8 @@ class LeaseBook:
         self._asking: Counter[Holding] = Counter()
         self._over: dict[Holding, int] = {}
         """The highest token that is over: given back, or lost."""
+        self._frozen: dict[Holding, int] = {}
+        """Tokens of leases that ended, and whose job waits for its next turn by itself."""
 
     def asking(self, holding: Holding) -> None:
         """An acquire begins."""
@@ -63,14 +65,12 @@ class LeaseBook:
         self._end(holding, token)
 
     def release_failed(self, holding: Holding, token: int, status: Status, is_overdue: bool) -> Loss | None:
-        """A yield of the lease came to nothing; the loss to tell the caller of, None if the lease may live on.
+        """A yield of the lease came to nothing; the loss that this shows, None if the lease may live on.
 
         Args:
             status: how the call ended.
             is_overdue: the session could not be renewed for longer than its time to live.
         """
-        if loss := self.take_loss(holding):
-            return loss
         if not token:
             return None
         if status.code == "FAILED_PRECONDITION":
@@ -92,9 +92,18 @@ class LeaseBook:
         self._lost[lease.holding] = Loss(lease, reason)
         return True
 
+    def frozen(self, lease: HeldLease) -> bool:
+        """The job was taken off the device and goes on at its next turn; True if this is news."""
+        if not lease.token or self._held.get(lease.holding) != lease.token:
+            return False
+        news = self._frozen.get(lease.holding) != lease.token
+        self._frozen[lease.holding] = lease.token
+        return news
+
     def regranted(self, lease: HeldLease, replaces_token: int) -> None:
         """An evicted job is on the device again under a new token."""
         if self._held.get(lease.holding) == replaces_token:
+            self._frozen.pop(lease.holding, None)
             self._held[lease.holding] = lease.token
 
     def token(self, holding: Holding) -> int:
@@ -114,9 +123,16 @@ class LeaseBook:
         return [HeldLease(holding, token) for holding, token in self._held.items()]
 
     def missing(self, expected: Iterable[HeldLease], listed: Iterable[HeldLease]) -> list[HeldLease]:
-        """Leases of `expected` that are still held here and that the orchestrator no longer lists."""
+        """Leases of `expected` that are still held here and that the orchestrator no longer lists.
+
+        That of a frozen job is none: nothing is listed while it waits for its next turn.
+        """
         known = set(listed)
-        return [e for e in expected if self._held.get(e.holding) == e.token and e not in known]
+        return [
+            e
+            for e in expected
+            if self._held.get(e.holding) == e.token and e not in known and self._frozen.get(e.holding) != e.token
+        ]
 
     def orphans(self, listed: Iterable[HeldLease]) -> list[HeldLease]:
         """Leases that the orchestrator lists and nobody here knows: granted to an acquire that had given up."""
@@ -131,3 +147,4 @@ class LeaseBook:
         self._over[holding] = max(self._over.get(holding, 0), token)
         if self._held.get(holding, 0) <= self._over[holding]:
             self._held.pop(holding, None)
+            self._frozen.pop(holding, None)

@@ -53,8 +53,8 @@ class Session:
         self._answered_at: float | None = None
 
     def renewal_due_in(self, now: float) -> float:
-        """Seconds until the next message must be sent on the stream; 0 for its first."""
-        return 0.0 if self._sent_at is None else max(0.0, self._sent_at + self.ttl_s / 3 - now)
+        """Seconds until the next message must be sent on the stream, negative when it is late; 0 for its first."""
+        return 0.0 if self._sent_at is None else self._sent_at + self.ttl_s / 3 - now
 
     def renewal_sent(self, now: float) -> None:
         """A message goes out now. It is stamped before it is sent, so the estimate errs on the safe side."""
@@ -90,6 +90,13 @@ class Session:
         pause = self._backoff_s * (0.5 + jitter / 2)
         self._backoff_s = min(self._backoff_s * 2, self._patience.backoff_max_s)
         return Reconnect(pause)
+
+    def stream_paused(self) -> None:
+        """The client has broken the stream off for a moment, by itself."""
+        self._unanswered.clear()
+        self._sent_at = None
+        if self.state is SessionState.OPEN:
+            self.state = SessionState.OPENING
 
     def close(self) -> None:
         """The client is done with it."""

@@ -13,6 +13,8 @@ from timeslice.orchestrator.types import (
     GroupLockState,
     GroupStatus,
     OrchestratorGroupStatus,
+    RevokeNotice,
+    SharedLease,
     SnapshotAgentJobState,
     YieldResult,
 )
@@ -66,6 +68,23 @@ def session_request(
 
 def held_lease(lease: pb2.Lease) -> HeldLease:
     return HeldLease(Holding(lease.job_id, lease.group_id), lease.fencing_token)
+
+
+def revoke_notice(notice: pb2.RevokeNotice) -> RevokeNotice:
+    return RevokeNotice(notice.lease.group_id, notice.lease.job_id, notice.grace_ms / 1000, notice.reason)
+
+
+def shared_lease(notice: pb2.LeaseShared, session_id: str) -> SharedLease:
+    """The notice as the session of this id sees it."""
+    lease = notice.lease
+    return SharedLease(
+        group_id=lease.group_id,
+        job_id=lease.job_id,
+        fencing_token=lease.fencing_token,
+        attached=lease.attached,
+        is_owner=lease.owner_session_id == session_id,
+        other=notice.other,
+    )
 
 
 def group_status(reply: pb2.GetGroupStatusResponse) -> OrchestratorGroupStatus:

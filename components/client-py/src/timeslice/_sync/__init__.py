@@ -1,4 +1,1 @@
-"""The blocking shell of the client: it sends and waits. Decisions are in `_core`.
-
-`contact` (is the orchestrator there), `calls` (one call over its attempts), `sessions` (the background thread).
-"""
+"""The client's face for ordinary code: threads that send and wait. Decisions are in `_core`."""

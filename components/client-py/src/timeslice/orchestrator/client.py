@@ -4,51 +4,34 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
-import logging
 import os
-import threading
-import time
-import uuid
 import weakref
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from timeslice import _settings
-from timeslice._channel import CHANNEL_OPTIONS, open_channel
-from timeslice._core import wire
-from timeslice._core.calls import AcquireCall, Call, Patience, Status
-from timeslice._core.leases import HeldLease, Holding, LeaseBook
-from timeslice._core.sessions import Session, SessionState
-from timeslice._processes import REGISTERED
-from timeslice._sync.calls import Caller
-from timeslice._sync.contact import Contact
-from timeslice._sync.sessions import SessionKeeper
-from timeslice.orchestrator.exceptions import (
-    OrchestratorError,
-    OrchestratorLeaseLostError,
+from timeslice._channel import CHANNEL_OPTIONS, ORCHESTRATOR_SERVICE_CONFIG, open_channel
+from timeslice._core.calls import Patience
+from timeslice._core.client import ClientConfig, check_group_ids
+from timeslice._core.telling import Listeners
+from timeslice._sync.engine import Engine
+from timeslice.orchestrator.types import (
+    AcquireResult,
+    LostLease,
+    OrchestratorGroupStatus,
+    RevokeNotice,
+    SharedLease,
+    YieldResult,
 )
-from timeslice.orchestrator.types import AcquireResult, OrchestratorGroupStatus, YieldResult
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
-from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb2_grpc
 
 __all__ = ["DEFAULT_CHANNEL_OPTIONS", "DEFAULT_SERVICE_CONFIG", "TimeSliceOrchestratorClient"]
 
-logger = logging.getLogger("timeslice")
-
-DEFAULT_SERVICE_CONFIG = json.dumps(
-    {"methodConfig": [{"name": [{"service": "timeslice_orchestrator.v1alpha1.TimeSliceOrchestratorService"}]}]}
-)
-"""Without a retry policy: grpc would repeat calls of which it cannot know whether that is safe. The client retries."""
+DEFAULT_SERVICE_CONFIG = ORCHESTRATOR_SERVICE_CONFIG
 
 DEFAULT_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.service_config", DEFAULT_SERVICE_CONFIG),
     *CHANNEL_OPTIONS,
 ]
-
-_CLOSE_S = 2.0
-"""For each step of close(): a program that ends should not wait long for an orchestrator that is gone."""
 
 
 _open_clients: weakref.WeakSet[TimeSliceOrchestratorClient] = weakref.WeakSet()
@@ -67,7 +50,8 @@ class TimeSliceOrchestratorClient:
 
     Made cheaply: it connects at the first call. It may be used from several threads. While it holds or waits for a
     group, a background thread keeps the job's session alive; when the process ends, so does the session, and the next
-    job is served. A forked child cannot use its parent's client.
+    job is served. In a forked child it starts
+    afresh: the child's calls are its own, and the parent's leases stay the parent's.
     """
 
     def __init__(
@@ -82,6 +66,9 @@ class TimeSliceOrchestratorClient:
         unreachable_timeout_s: float = Patience.unreachable_timeout_s,
         wait_slice_s: float = Patience.slice_s,
         use_sessions: bool = True,
+        on_revoke: Callable[[RevokeNotice], Any] | None = None,
+        on_lost: Callable[[LostLease], Any] | None = None,
+        on_shared: Callable[[SharedLease], Any] | None = None,
     ) -> None:
         """Where nothing is given, the environment decides.
 
@@ -98,39 +85,31 @@ class TimeSliceOrchestratorClient:
             wait_slice_s: how long one request waits in the queue before the client asks on; below the idle limit of
                 whatever proxy lies between.
             use_sessions: False if leases should outlive this process and this client, as with clients that know no
-                sessions.
+                sessions. None of the functions below is called then.
+            on_revoke: called when the job is asked to give a group back.
+            on_lost: called when a lease ended without the job giving it back, or the job was frozen.
+            on_shared: called when another process of the same job has come to a lease, or left it.
+                Each of the three is called once per event, in a thread of its own, one event after the other. It may
+                use this client. What it raises is logged.
         Raises:
             ValueError: an address that is none, or a time that is not above 0.
         """
-        for name, value in (
-            ("session_ttl_s", session_ttl_s),
-            ("connect_timeout_s", connect_timeout_s),
-            ("unreachable_timeout_s", unreachable_timeout_s),
-            ("wait_slice_s", wait_slice_s),
-        ):
-            if not value > 0:
-                raise ValueError(f"{name} must be above 0, not {value!r}")
-        self.target = _settings.orchestrator_address(target, os.environ)
-        self.job_id = job_id or os.environ.get("TIMESLICE_JOB_ID")
-        self.group_id = group_id or os.environ.get("TIMESLICE_GROUP_ID")
-        self._patience = Patience(
+        self._config = ClientConfig.from_arguments(
+            target,
+            job_id,
+            group_id,
+            os.environ,
+            session_ttl_s=session_ttl_s,
             connect_timeout_s=connect_timeout_s,
             unreachable_timeout_s=unreachable_timeout_s,
-            slice_s=wait_slice_s,
+            wait_slice_s=wait_slice_s,
+            use_sessions=use_sessions,
         )
-        self._session_ttl_s, self._use_sessions = session_ttl_s, use_sessions
-        self._clock = time.monotonic
-        self._pid = os.getpid()
-        self._closed = threading.Event()
-        self._contact = Contact(self.target)
-        self._caller = Caller(
-            self.target, self._contact, self._closed, self._patience.attempt_timeout_s, self._clock
+        self.target, self.job_id, self.group_id = self._config.target, self._config.job_id, self._config.group_id
+        options = [DEFAULT_CHANNEL_OPTIONS[0], *(channel_options or [])]
+        self._engine = Engine(
+            self._config, Listeners(on_revoke, on_lost, on_shared), lambda: open_channel(self._config.target, options)
         )
-        self._changed = threading.Condition()
-        self._book = LeaseBook()
-        self._sessions: dict[str, SessionKeeper] = {}
-        self._channel = open_channel(self.target, [DEFAULT_CHANNEL_OPTIONS[0], *(channel_options or [])])
-        self._stub: Any = pb2_grpc.TimeSliceOrchestratorServiceStub(self._channel)  # type: ignore[no-untyped-call]
         _open_clients.add(self)
 
     def __enter__(self) -> TimeSliceOrchestratorClient:
@@ -145,17 +124,7 @@ class TimeSliceOrchestratorClient:
         Done by itself when the program ends. Without sessions nothing is given back. Never raises: what could not be
         given back ends with the session.
         """
-        with self._changed:
-            if self._closed.is_set() or os.getpid() != self._pid:
-                return
-            self._closed.set()
-            held = self._book.all_held() if self._use_sessions else []
-        for lease in held:
-            logger.warning("client closed while job %s holds group %s: giving it back", *lease.holding)
-            self._give_back(lease)
-        for keeper in list(self._sessions.values()):
-            keeper.close(_CLOSE_S)
-        self._channel.close()
+        self._engine.close()
 
     def acquire(
         self, job_id: str | None = None, group_id: str | None = None, timeout_sec: float | None = None
@@ -176,36 +145,7 @@ class TimeSliceOrchestratorClient:
             OrchestratorLeaseLostError: an earlier lease on this group was lost; said once, and nothing was asked.
             OrchestratorError: refused; the text says why.
         """
-        holding = Holding(self._job(job_id), self._group(group_id))
-        self._check_usable()
-        self._raise_loss(holding)
-        call = AcquireCall(
-            f"acquire of group {holding.group_id!r} for job {holding.job_id!r}",
-            request_id=uuid.uuid4().hex,
-            fresh_request_id=uuid.uuid4().hex,
-            patience=self._patience,
-            now=self._clock(),
-            timeout_s=timeout_sec,
-            reached=self._contact.ever(),
-        )
-        keeper = self._session(holding.job_id) if self._use_sessions else None
-        token = 0
-        with self._changed:
-            self._book.asking(holding)
-        try:
-            reply = self._caller.complete(
-                call,
-                self._stub.Acquire,
-                lambda send: wire.acquire_request(holding, send, self._session_id(keeper)),
-                keeper,
-            )
-            token = wire.granted_token(reply, holding.group_id)
-        finally:
-            with self._changed:
-                self._book.asked(holding, token)
-            if not token and keeper is not None:
-                keeper.renew_now()  # Should the grant have crossed our giving up, the answer shows it.
-        return wire.acquire_result(reply)
+        return self._engine.run(lambda core, now: core.acquire(job_id, group_id, timeout_sec, now))
 
     def release(
         self, job_id: str | None = None, group_id: str | None = None, timeout_sec: float | None = None
@@ -222,26 +162,7 @@ class TimeSliceOrchestratorClient:
             OrchestratorConnectionError: no orchestrator answers; the group may still be held.
             OrchestratorError: refused, for example because the job does not hold the group.
         """
-        holding = Holding(self._job(job_id), self._group(group_id))
-        self._check_usable()
-        self._raise_loss(holding)
-        with self._changed:
-            token = self._book.token(holding)
-            keeper = self._sessions.get(holding.job_id)
-        request = wire.yield_request(holding, token, self._session_id(keeper))
-        what = f"release of group {holding.group_id!r} by job {holding.job_id!r}"
-        try:
-            reply = self._unary(self._stub.Yield, request, what, timeout_sec, safe=token > 0)
-        except OrchestratorError as err:
-            with self._changed:
-                is_overdue = keeper is not None and keeper.session.is_overdue(self._clock())
-                loss = self._book.release_failed(holding, token, Status(err.code or "", str(err)), is_overdue)
-            if loss is not None:
-                raise OrchestratorLeaseLostError(*holding, loss.lease.token, loss.reason, err.code) from err
-            raise
-        with self._changed:
-            self._book.given_back(holding, token)
-        return wire.yield_result(reply)
+        return self._engine.run(lambda core, now: core.release(job_id, group_id, timeout_sec, now))
 
     def get_status(self, group_id: str | None = None, timeout_sec: float | None = None) -> OrchestratorGroupStatus:
         """What the group is doing now.
@@ -251,15 +172,13 @@ class TimeSliceOrchestratorClient:
             OrchestratorConnectionError: no orchestrator answers.
             OrchestratorError: refused, for example NOT_FOUND for an unknown group.
         """
-        return wire.group_status(self.group_reply(group_id, timeout_sec))
+        return self._engine.run(lambda core, now: core.get_status(group_id, timeout_sec, now))
 
     def group_reply(
         self, group_id: str | None = None, timeout_sec: float | None = None
     ) -> pb2.GetGroupStatusResponse:
         """As `get_status`, but the orchestrator's whole answer: waiters, lease, shares, conditions."""
-        request = pb2.GetGroupStatusRequest(group_id=self._group(group_id))
-        reply: pb2.GetGroupStatusResponse = self._read(self._stub.GetGroupStatus, request, "get_status", timeout_sec)
-        return reply
+        return self._engine.run(lambda core, now: core.group_reply(group_id, timeout_sec, now))
 
     def list_groups(self, timeout_sec: float | None = None) -> list[str]:
         """The ids of all groups.
@@ -268,13 +187,16 @@ class TimeSliceOrchestratorClient:
             OrchestratorConnectionError: no orchestrator answers.
             OrchestratorError: refused.
         """
-        reply = self._read(self._stub.ListGroups, pb2.ListGroupsRequest(), "list_groups", timeout_sec)
-        return list(reply.group_ids)
+        return self._engine.run(lambda core, now: core.list_groups(timeout_sec, now))
 
-    @contextlib.contextmanager
     def on_accelerators(
-        self, job_id: str | None = None, group_id: str | None = None, timeout_sec: float | None = None
-    ) -> Iterator[AcquireResult]:
+        self,
+        job_id: str | None = None,
+        group_id: str | None = None,
+        timeout_sec: float | None = None,
+        *,
+        group_ids: Sequence[str] | None = None,
+    ) -> contextlib._GeneratorContextManager[AcquireResult]:
         """Hold the group around a block, or, as a decorator, around every call of a function.
 
             with client.on_accelerators(group_id="trainers") as result: ...
@@ -282,122 +204,28 @@ class TimeSliceOrchestratorClient:
             @client.on_accelerators(group_id="trainers")
             def train_phase(batch): ...
 
-        `timeout_sec` bounds the acquire. The group is given back however the block ends.
+        `timeout_sec` bounds the acquire. The group is given back however the block ends; not by a child that was forked
+        inside. `group_ids` is reserved.
 
         Raises:
+            NotImplementedError: at once, `group_ids` is given.
             OrchestratorLeaseLostError: at the block's end, the lease was lost in the middle; what the block raised, if
                 anything, is its cause.
             OrchestratorError: as `acquire` and `release` do. What the block itself raised goes first.
         """
-        result = self.acquire(job_id=job_id, group_id=group_id, timeout_sec=timeout_sec)
+        check_group_ids(group_ids)
+        return self._held(job_id, group_id, timeout_sec)
+
+    @contextlib.contextmanager
+    def _held(self, job_id: str | None, group_id: str | None, timeout_sec: float | None) -> Iterator[AcquireResult]:
+        result, holder = self.acquire(job_id, group_id, timeout_sec), os.getpid()
         try:
             yield result
-        except Exception as err:
-            try:
-                self.release(job_id=job_id, group_id=group_id)
-            except OrchestratorLeaseLostError as lost:
-                raise lost from err
-            except OrchestratorError:
-                logger.exception("group %s was not given back", self._group(group_id))
+        except BaseException as err:
+            self._leave(job_id, group_id, err, holder)
             raise
-        except BaseException:
-            # A person or the interpreter ends the program: one try, and no other error on top.
-            with contextlib.suppress(OrchestratorError):
-                self.release(job_id=job_id, group_id=group_id, timeout_sec=_CLOSE_S)
-            raise
-        self.release(job_id=job_id, group_id=group_id)
+        self._leave(job_id, group_id, None, holder)
 
-    # Calls.
-
-    def _read(self, rpc: Any, request: Any, what: str, timeout_sec: float | None) -> Any:
-        """A question: nobody wants to wait ten minutes for its answer."""
-        patience = replace(self._patience, unreachable_timeout_s=self._patience.connect_timeout_s)
-        return self._unary(rpc, request, what, timeout_sec, patience=patience)
-
-    def _unary(
-        self,
-        rpc: Any,
-        request: Any,
-        what: str,
-        timeout_sec: float | None,
-        *,
-        safe: bool = True,
-        patience: Patience | None = None,
-    ) -> Any:
-        self._check_usable()
-        call = Call(
-            what,
-            patience=patience or self._patience,
-            now=self._clock(),
-            timeout_s=timeout_sec,
-            reached=self._contact.ever(),
-            safe=safe,
-        )
-        return self._caller.complete(call, rpc, lambda _: request)
-
-    # Sessions and leases.
-
-    def _session(self, job_id: str) -> SessionKeeper:
-        """The job's session; a refused one is asked for anew, under a new id."""
-        with self._changed:
-            keeper = self._sessions.get(job_id)
-            if keeper is not None and keeper.session.state is not SessionState.REFUSED:
-                return keeper
-            keeper = self._sessions[job_id] = SessionKeeper(
-                Session(uuid.uuid4().hex, job_id, self._session_ttl_s, self._patience),
-                self._book,
-                self._changed,
-                self._stub.Session,
-                self._give_back,
-                self._contact,
-                REGISTERED,
-            )
-        keeper.start()
-        return keeper
-
-    def _session_id(self, keeper: SessionKeeper | None) -> str:
-        if keeper is None or keeper.session.state is SessionState.UNSUPPORTED:
-            return ""
-        return keeper.session.id
-
-    def _give_back(self, lease: HeldLease) -> None:
-        """One try to yield a lease; what does not come through ends with the session."""
-        keeper = self._sessions.get(lease.holding.job_id)
-        request = wire.yield_request(lease.holding, lease.token, self._session_id(keeper))
-        _, failure = self._caller.attempt(self._stub.Yield, request, _CLOSE_S)
-        if failure is not None:
-            logger.warning("group %s was not given back: %s", lease.holding.group_id, failure.details)
-            return
-        with self._changed:
-            self._book.given_back(lease.holding, lease.token)
-
-    def _raise_loss(self, holding: Holding) -> None:
-        with self._changed:
-            loss = self._book.take_loss(holding)
-        if loss is not None:
-            raise OrchestratorLeaseLostError(*holding, loss.lease.token, loss.reason)
-
-    # Arguments.
-
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise OrchestratorError(
-                f"this client was made in process {self._pid} and cannot be used in its child {os.getpid()};"
-                " make a new TimeSliceOrchestratorClient here"
-            )
-        if self._closed.is_set():
-            raise OrchestratorError("this client was closed; make a new TimeSliceOrchestratorClient")
-
-    def _job(self, job_id: str | None) -> str:
-        return _given("job_id", job_id or self.job_id, "TIMESLICE_JOB_ID")
-
-    def _group(self, group_id: str | None) -> str:
-        return _given("group_id", group_id or self.group_id, "TIMESLICE_GROUP_ID")
-
-
-def _given(name: str, value: str | None, variable: str) -> str:
-    if not value:
-        raise ValueError(f"{name} is missing: name it in the call or the constructor, or set {variable}")
-    return value
-
-
+    def _leave(self, job_id: str | None, group_id: str | None, cause: BaseException | None, holder: int) -> None:
+        if os.getpid() == holder:
+            self._engine.run(lambda core, now: core.leave(job_id, group_id, cause, now))

@@ -1,4 +1,4 @@
-"""What the orchestrator's client returns."""
+"""What the orchestrator's client returns, and what its callbacks are given."""
 
 from __future__ import annotations
 
@@ -84,3 +84,41 @@ class OrchestratorGroupStatus:
 
     group: GroupStatus
     agent_job_states: list[SnapshotAgentJobState]
+
+
+@dataclass(frozen=True)
+class RevokeNotice:
+    """Somebody else has a claim on the group: give it back at the next safe point."""
+
+    group_id: str
+    job_id: str
+    grace_s: float
+    """Afterwards the job is taken off the device without its help."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class LostLease:
+    """A lease ended without the job giving it back."""
+
+    group_id: str
+    job_id: str
+    fencing_token: int
+    reason: str
+    will_resume: bool
+    """True if the job is only frozen: it waits for its next turn by itself, and goes on where it stood."""
+
+
+@dataclass(frozen=True)
+class SharedLease:
+    """Another process of the same job has come to a lease that this one holds, or has left it."""
+
+    group_id: str
+    job_id: str
+    fencing_token: int
+    attached: int
+    """Processes that hold the lease now, this one among them."""
+    is_owner: bool
+    """True if the group goes to the next job when this process gives it back, whatever the others do."""
+    other: str
+    """Which process, in words for people."""
