@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
@@ -16,7 +17,7 @@ from snapshot_agent_server.api.errors import RefusedCall
 from snapshot_agent_server.api.requests import Call, KillCall
 from snapshot_agent_server.api.streams import Stream, Streams
 from snapshot_agent_server.backends.cuda import CudaBackend
-from snapshot_agent_server.core.contexts import ContextState
+from snapshot_agent_server.core.contexts import ContextState, ProcessRecord
 from snapshot_agent_server.core.effects import (
     Accept,
     CallDriver,
@@ -24,7 +25,9 @@ from snapshot_agent_server.core.effects import (
     EndStreamsBelow,
     ForgetOperation,
     ForgetProcess,
+    ForgetTrees,
     KillProcesses,
+    ListMembers,
     PublishAccelerator,
     PublishContext,
     PublishGone,
@@ -34,6 +37,7 @@ from snapshot_agent_server.core.effects import (
     RecordFence,
     RecordOperation,
     RecordProcess,
+    RecordTree,
     RecordTurn,
     Refuse,
     TakeSample,
@@ -45,6 +49,7 @@ from snapshot_agent_server.core.events import (
     EpochSeen,
     Event,
     KillRequested,
+    MembersListed,
     ObservedProcess,
     ProcessEnded,
     Registered,
@@ -60,10 +65,12 @@ from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Refused
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.settings import CoreSettings
+from snapshot_agent_server.core.trees import Tree, TreeClaim
 from snapshot_agent_server.driver.interface import Driver
 from snapshot_agent_server.processes import proc
 from snapshot_agent_server.processes.claims import claimed
 from snapshot_agent_server.processes.pidfd import ProcessEnds, kill
+from snapshot_agent_server.processes.trees import TreeWalker, planted
 from snapshot_agent_server.store.records import boot_statements, read_memory
 from snapshot_agent_server.store.sqlite import Store
 from snapshot_agent_server.store.writer import RecordWriter
@@ -98,6 +105,7 @@ class AgentShell:
         self._node = Node(settings)
         self._backend = CudaBackend(driver)
         self._streams = Streams(incarnation)
+        self._walker = TreeWalker()
         self._ends = ProcessEnds(lambda process: self._post_or_stop(ProcessEnded(process)))
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -115,7 +123,7 @@ class AgentShell:
 
     async def run(self) -> None:
         """Take up what an earlier agent left, then serve. If one loop fails, all stop."""
-        memory = read_memory(self._store, proc.boot_id())
+        memory = self._with_members(read_memory(self._store, proc.boot_id()))
         await self._store.commit(boot_statements(proc.boot_id()))
         await self._ask_states(memory)
         try:
@@ -151,7 +159,7 @@ class AgentShell:
     # -- what the gRPC edge asks
 
     async def request(self, call: Call) -> Accept:
-        targets = await self._observe(call.pids)
+        targets = await self._observe(self._claim(call.pids))
         return await self._ask(
             lambda number: Requested(
                 call=number,
@@ -169,13 +177,18 @@ class AgentShell:
         )
 
     async def kill(self, call: KillCall) -> Accept:
+        self._find_members()
         return await self._ask(
             lambda number: KillRequested(number, call.job, call.group, call.token, call.epoch, call.reason)
         )
 
-    async def register(self, key: ContextKey, pids: tuple[int, ...]) -> None:
-        processes = await self._observe(pids)
-        await self._ask(lambda number: Registered(number, key, processes))
+    async def register(self, key: ContextKey, pids: tuple[int, ...], tree: TreeClaim | None = None) -> None:
+        claims = self._claim(pids)
+        own = planted(tree, self._own_pids()) if tree is not None else None
+        if isinstance(own, Refusal):
+            raise RefusedCall(own)
+        processes = await self._observe(claims)
+        await self._ask(lambda number: Registered(number, key, processes, own))
 
     async def watch(self, epoch: int) -> Stream:
         if epoch > 0:
@@ -253,10 +266,10 @@ class AgentShell:
                 case RecordOperation() | RecordProcess():
                     records.append(effect)
                     is_durable = is_durable or not effect.is_lazy
-                case RecordFence() | RecordEpoch() | RecordTurn():
+                case RecordFence() | RecordEpoch() | RecordTurn() | RecordTree():
                     records.append(effect)
                     is_durable = True
-                case ForgetProcess() | ForgetOperation():
+                case ForgetProcess() | ForgetTrees() | ForgetOperation():
                     records.append(effect)
                 case CallDriver():
                     calls.append(effect)
@@ -362,6 +375,9 @@ class AgentShell:
             case EndStreamsBelow(epoch):
                 self._streams.end_below(epoch)
                 self._log(logging.INFO, f"leader epoch rises to {epoch}", leader_epoch=epoch)
+            case ListMembers():
+                assert self._tasks is not None, "effects are carried out by `run` only"
+                self._tasks.create_task(self._list_members(effect), name="list members")
             case TakeSample():
                 # Not at once: what comes next on this node, a restore perhaps, shall not share the cores with it.
                 asyncio.get_running_loop().call_later(SOON_S, self._sample_soon.set)
@@ -381,7 +397,11 @@ class AgentShell:
         while True:
             now = self._clock()
             pids = self._node.pids_to_ask(now) if now >= ask_again_at else []
-            sample = await self._driver.sample(pids, SAMPLE_TIMEOUT_S)
+            new = self._new_members()
+            sample = await self._driver.sample([*pids, *(p.pid for _, p in new)], SAMPLE_TIMEOUT_S)
+            if new or self._node.has_bare_trees():
+                observed = tuple((key, _observed(process, sample)) for key, process in new)
+                self.post(MembersListed(frozenset(self._node.registry.trees), observed))
             if isinstance(sample, Sample):
                 self._is_sampling_broken = False
                 self.post(Sampled(sample))
@@ -398,33 +418,60 @@ class AgentShell:
                 pass
             self._sample_soon.clear()
 
-    async def _observe(self, pids: tuple[int, ...]) -> tuple[ObservedProcess, ...]:
-        """Check processes that somebody named against /proc, and ask the driver and NVML about them.
-
-        Raises: RefusedCall.
-        """
-        if not pids:
-            return ()
+    def _claim(self, pids: tuple[int, ...]) -> list[ProcessId]:
+        """Check processes that somebody named against /proc. Raises: RefusedCall."""
         found: list[ProcessId] = []
         for pid in pids:
             claim = claimed(pid, self._own_pids())
             if isinstance(claim, Refusal):
                 raise RefusedCall(claim)
             found.append(claim)
-        sample = await self._driver.sample(list(pids), SAMPLE_TIMEOUT_S)
-        if isinstance(sample, Abandoned):
-            return tuple(ObservedProcess(process) for process in found)
-        return tuple(
-            ObservedProcess(
-                process,
-                sample.states.get(process.pid, DriverState.UNKNOWN),
-                tuple(
-                    (device.accelerator, device.processes[process.pid] or 0)
-                    for device in sample.devices
-                    if process.pid in device.processes
-                ),
-            )
-            for process in found
+        return found
+
+    async def _observe(self, processes: Sequence[ProcessId]) -> tuple[ObservedProcess, ...]:
+        """Ask the driver and NVML about processes."""
+        if not processes:
+            return ()
+        sample = await self._driver.sample([process.pid for process in processes], SAMPLE_TIMEOUT_S)
+        return tuple(_observed(process, sample) for process in processes)
+
+    # -- process trees
+
+    def _new_members(self, keys: Set[ContextKey] | None = None) -> list[tuple[ContextKey, ProcessId]]:
+        """Look the trees of these contexts through, of all if None."""
+        registry = self._node.registry
+        trees = registry.trees if keys is None else {key: own for key, own in registry.trees.items() if key in keys}
+        return self._walker.find(trees, registry.owner, self._own_pids()) if trees else []
+
+    def _find_members(self) -> None:
+        """Let the core know of all members as they are now; what they do with CUDA is asked later."""
+        new = self._new_members()
+        if new:
+            self.post(MembersListed(frozenset(), tuple((key, ObservedProcess(process)) for key, process in new)))
+
+    async def _list_members(self, wanted: ListMembers) -> None:
+        new = self._new_members(wanted.keys)
+        known = [(self._node.registry.owner(process), process) for process in wanted.ask if proc.is_same(process)]
+        processes = [*new, *((key, process) for key, process in known if key is not None)]
+        states: Mapping[int, DriverState] = {}
+        if processes:
+            answer = await self._driver.states([process.pid for _, process in processes], SAMPLE_TIMEOUT_S)
+            states = {} if isinstance(answer, Abandoned) else answer
+        found = tuple(
+            (key, ObservedProcess(process, states.get(process.pid, DriverState.UNKNOWN))) for key, process in processes
+        )
+        self.post(MembersListed(wanted.keys, found, wanted.operation))
+
+    def _with_members(self, memory: Memory) -> Memory:
+        """What an earlier agent did not put on record, since the trees tell it again."""
+        on_record = {record.id: key for key, record in memory.processes}
+        trees: dict[ContextKey, list[Tree]] = {}
+        for key, tree in memory.trees:
+            trees.setdefault(key, []).append(tree)
+        new = TreeWalker().find(trees, on_record.get, self._own_pids()) if trees else []
+        return replace(
+            memory,
+            processes=[*memory.processes, *((key, ProcessRecord(process, is_found=True)) for key, process in new)],
         )
 
     async def _ask_states(self, memory: Memory) -> None:
@@ -441,3 +488,15 @@ class AgentShell:
         for record, state in zip(living, states, strict=True):
             if state.is_settled:
                 record.settle(state, self._clock())
+
+
+def _observed(process: ProcessId, sample: Sample | Abandoned) -> ObservedProcess:
+    """What a sample that asked for the process's state says of it."""
+    if isinstance(sample, Abandoned):
+        return ObservedProcess(process)
+    usage = tuple(
+        (device.accelerator, device.processes[process.pid] or 0)
+        for device in sample.devices
+        if process.pid in device.processes
+    )
+    return ObservedProcess(process, sample.states.get(process.pid, DriverState.UNKNOWN), usage)

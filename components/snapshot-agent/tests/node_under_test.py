@@ -70,8 +70,12 @@ class Client:
 
     async def register(self, job: str, group: str, *pids: int) -> Any:
         """Register and close the stream. Raises: grpc.aio.AioRpcError if it was refused."""
+        return await self.register_workload(pb.RegisterWorkload(job_id=job, group=group, pids=pids))
+
+    async def register_workload(self, workload: pb.RegisterWorkload) -> Any:
+        """As `register`, with whatever a registration may say."""
         call = self.stub.WorkloadChannel()
-        await call.write(pb.WorkloadMessage(register=pb.RegisterWorkload(job_id=job, group=group, pids=pids)))
+        await call.write(pb.WorkloadMessage(register=workload))
         await call.done_writing()
         async for _ in call:
             pass
@@ -170,6 +174,7 @@ class FakeNode:
         self.driver = FakeDriver({GPU: 64 * MIB, GPU1: 64 * MIB})
         self.targets = Targets()
         self.incarnations = 0
+        self.sample_interval_s = 0.02
         self.shell: AgentShell
 
     def process(self, size: int | None = 10 * MIB, gpu: AcceleratorId = GPU) -> int:
@@ -185,7 +190,11 @@ class FakeNode:
         store = Store(self.folder)
         try:
             self.shell = AgentShell(
-                self.settings, self.driver, store, incarnation=f"i{self.incarnations}", sample_interval_s=0.02
+                self.settings,
+                self.driver,
+                store,
+                incarnation=f"i{self.incarnations}",
+                sample_interval_s=self.sample_interval_s,
             )
             async with serving(self.shell, self.address), following(self.address, epoch) as client:
                 yield client

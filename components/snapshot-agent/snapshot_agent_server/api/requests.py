@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server.api.errors import BadRequest, NotBuilt
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
 from snapshot_agent_server.core.operations import Kind
+from snapshot_agent_server.core.trees import TreeClaim
 
 MAX_ID = 253
 MAX_PIDS = 4096
+MIN_MARKER = 16
 MAX_REASON = 500
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 
@@ -109,18 +112,19 @@ def kill_call(request: pb.KillRequest) -> KillCall:
     )
 
 
-def registration(request: pb.RegisterWorkload) -> tuple[ContextKey, tuple[int, ...]]:
+def registration(request: pb.RegisterWorkload) -> tuple[ContextKey, tuple[int, ...], TreeClaim | None]:
     """Raises: BadRequest; NotBuilt for what is not saved by the cuda backend."""
     key = ContextKey(JobId(_id("job_id", request.job_id)), GroupId(_id("group", request.group)))
     targets = _targets(request.backend_config)
-    pids = _pids("pids", [*request.pids, *targets])
+    tree = _tree(request.tree) if request.HasField("tree") else None
+    pids = _pids("pids", [*request.pids, *targets, *([tree.root_pid] if tree is not None else [])])
     is_cuda = request.backend_config.WhichOneof("backend") == "cuda"
     if not pids or (request.capabilities.supported_modes and not is_cuda):
         raise NotBuilt(
             "capabilities: app_channel (a workload that saves itself in callbacks) is not built yet;"
             " register the processes that use the accelerators in pids, without callbacks"
         )
-    return key, pids
+    return key, pids, tree
 
 
 def operation_id(request: pb.GetOperationRequest) -> OperationId:
@@ -141,6 +145,18 @@ def _targets(config: pb.BackendConfig) -> tuple[int, ...]:
             f"backend_config.{backend} is not built yet; leave backend_config out, or set backend_config.cuda"
         )
     return _pids("backend_config.cuda.explicit_target.pids", config.cuda.explicit_target.pids)
+
+
+def _tree(tree: pb.ProcessTree) -> TreeClaim:
+    _pids("tree.root_pid", [tree.root_pid])
+    if tree.keeper_pid < 0:
+        raise BadRequest("tree.keeper_pid", f"{tree.keeper_pid} is no process id")
+    controllers = tree.cgroup_controllers if tree.HasField("cgroup_controllers") else None
+    if controllers is not None and not re.fullmatch(r"[a-z0-9_,=]{0,253}", controllers):
+        raise BadRequest("tree.cgroup_controllers", "must be as in /proc/PID/cgroup: empty, or names of controllers")
+    if tree.marker and (len(_id("tree.marker", tree.marker)) < MIN_MARKER or not tree.marker.isascii()):
+        raise BadRequest("tree.marker", f"must be ASCII and have at least {MIN_MARKER} characters, not to be guessed")
+    return TreeClaim(tree.root_pid, tree.keeper_pid or None, controllers, tree.marker)
 
 
 def _pids(field: str, pids: Sequence[int]) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from snapshot_agent_server.api.streams import Stream, StreamEnd
 from snapshot_agent_server.core.effects import Accept
 from snapshot_agent_server.core.ids import ContextKey, OperationId
 from snapshot_agent_server.core.operations import Operation
+from snapshot_agent_server.core.trees import TreeClaim
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -40,7 +41,7 @@ class Agent(Protocol):
 
     async def kill(self, call: requests.KillCall) -> Accept: ...
 
-    async def register(self, key: ContextKey, pids: tuple[int, ...]) -> None: ...
+    async def register(self, key: ContextKey, pids: tuple[int, ...], tree: TreeClaim | None) -> None: ...
 
     async def watch(self, epoch: int) -> Stream: ...
 

@@ -35,6 +35,8 @@ class ProcessRecord:
     suspect_until: float = 0.0
     """A call to it was abandoned and may still take effect: its state is asked with every sample until then."""
 
+    is_found: bool = False
+    """A member of a tree that the agent found by itself: nobody named it."""
     left_as: DriverState = DriverState.UNKNOWN
     """Where the last operation on it left it."""
 
@@ -91,6 +93,8 @@ class Context:
     processes: dict[int, ProcessRecord] = field(default_factory=dict)
     note: str = ""
     """Why the agent did something on its own, for people."""
+    last_ended: ProcessRecord | None = None
+    """The process that ended last, while it is not clear whether the context's trees have others."""
 
     def states(self) -> set[DriverState]:
         """The different states of the processes that use CUDA."""

@@ -15,6 +15,7 @@ from snapshot_agent_server.core.operations import Operation, Result
 from snapshot_agent_server.core.outcomes import Verb
 from snapshot_agent_server.core.refusals import Refusal
 from snapshot_agent_server.core.samples import AcceleratorView
+from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 
 
@@ -32,6 +33,16 @@ class CallDriver:
     need: Mapping[AcceleratorId, int] | None = None
     margin: int | None = 0
     """For a restore: answer NoRoom instead, unless each accelerator shows free >= need + margin. None: by its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListMembers:
+    """Look the trees of these contexts through, now; answer with `MembersListed`, always."""
+
+    keys: frozenset[ContextKey]
+    operation: OperationId | None = None
+    ask: tuple[ProcessId, ...] = ()
+    """Known processes whose driver state is wanted too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,19 @@ class ForgetProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordTree:
+    key: ContextKey
+    tree: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetTrees:
+    """All trees of a context."""
+
+    key: ContextKey
+
+
+@dataclass(frozen=True, slots=True)
 class RecordOperation:
     operation: Operation
     is_lazy: bool = False
@@ -76,7 +100,17 @@ class ForgetOperation:
     operation: OperationId
 
 
-Record = RecordFence | RecordEpoch | RecordTurn | RecordProcess | ForgetProcess | RecordOperation | ForgetOperation
+Record = (
+    RecordFence
+    | RecordEpoch
+    | RecordTurn
+    | RecordProcess
+    | ForgetProcess
+    | RecordTree
+    | ForgetTrees
+    | RecordOperation
+    | ForgetOperation
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +186,7 @@ class TakeSample:
 
 Effect = (
     CallDriver
+    | ListMembers
     | Record
     | Accept
     | Refuse

@@ -8,6 +8,7 @@ from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, J
 from snapshot_agent_server.core.operations import Kind
 from snapshot_agent_server.core.outcomes import DriverState, Outcome, Verb
 from snapshot_agent_server.core.samples import Sample
+from snapshot_agent_server.core.trees import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Registered:
     call: int
     key: ContextKey
     processes: tuple[ObservedProcess, ...]
+    tree: Tree | None = None
+    """The context is this tree, or has it besides others; its root is among `processes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,17 @@ class ProcessEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class MembersListed:
+    """The trees of these contexts were looked through. `found`: members that were not known, and processes that the
+    core wanted to know more of."""
+
+    keys: frozenset[ContextKey]
+    found: tuple[tuple[ContextKey, ObservedProcess], ...] = ()
+    operation: OperationId | None = None
+    """The operation that waits for this, if one does."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     sample: Sample
 
@@ -97,4 +111,15 @@ class Closing:
     """The agent shuts down: nothing new starts, what runs is finished or rolled back."""
 
 
-Event = Registered | Requested | KillRequested | EpochSeen | Answered | ProcessEnded | Sampled | Woken | Closing
+Event = (
+    Registered
+    | Requested
+    | KillRequested
+    | EpochSeen
+    | Answered
+    | ProcessEnded
+    | MembersListed
+    | Sampled
+    | Woken
+    | Closing
+)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from snapshot_agent_server.core.contexts import ProcessRecord
 from snapshot_agent_server.core.ids import ContextKey, GroupId
 from snapshot_agent_server.core.operations import Operation
+from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 
 
@@ -18,3 +19,4 @@ class Memory:
     turns: Mapping[GroupId, Turn] = field(default_factory=dict)
     processes: Sequence[tuple[ContextKey, ProcessRecord]] = ()
     operations: Sequence[Operation] = ()
+    trees: Sequence[tuple[ContextKey, Tree]] = ()

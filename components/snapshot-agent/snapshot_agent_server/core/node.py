@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from snapshot_agent_server.core.accelerators import Accelerators
 from snapshot_agent_server.core.admission import Admission
-from snapshot_agent_server.core.contexts import ContextView
+from snapshot_agent_server.core.contexts import ContextView, ProcessRecord
 from snapshot_agent_server.core.effects import (
     Accept,
     Effect,
     EndStreamsBelow,
+    ForgetProcess,
     KillProcesses,
+    ListMembers,
     PublishContext,
     PublishGone,
     RecordEpoch,
@@ -27,6 +29,8 @@ from snapshot_agent_server.core.events import (
     EpochSeen,
     Event,
     KillRequested,
+    MembersListed,
+    ObservedProcess,
     ProcessEnded,
     Registered,
     Requested,
@@ -62,10 +66,15 @@ class Node:
         return self._queue.operations.get(operation)
 
     def views(self) -> list[ContextView]:
-        return [self._view(key) for key in self.registry.contexts]
+        return [self._view(key) for key, context in self.registry.contexts.items() if context.processes]
 
     def accelerator_views(self) -> list[AcceleratorView]:
         return self._accelerators.views()
+
+    def has_bare_trees(self) -> bool:
+        """There is a tree of which no member is known: either one is found, or it is over."""
+        contexts = self.registry.contexts
+        return any(key not in contexts or not contexts[key].processes for key in self.registry.trees)
 
     def is_idle(self) -> bool:
         """No operation is running or waiting."""
@@ -103,6 +112,8 @@ class Node:
             record.suspect_until = now + self._settings.suspect_s  # calls of the earlier agent may take effect yet
             self.registry.restore(key, record)
             effects.append(WatchProcess(record.id))
+        for key, tree in memory.trees:
+            self.registry.plant(key, tree)
         self._queue.recover(memory.operations, now)
         effects += self._queue.heal(self.registry.contexts, now)
         return effects + self._follow_up(now)
@@ -125,6 +136,8 @@ class Node:
                 effects = self._queue.answered(event, now)
             case ProcessEnded(process):
                 effects = self._end(process)
+            case MembersListed():
+                effects = self._listed(event, now)
             case Sampled(sample):
                 effects = self._sampled(sample, now)
             case Woken():
@@ -141,7 +154,10 @@ class Node:
         if refusal is not None:
             return [Refuse(event.call, refusal)]
         self._queue.found(event.key)
-        return [*self.registry.join(event.key, event.processes, now), Accept(event.call)]
+        effects = self._join(event.key, event.processes, now)
+        if event.tree is not None:
+            effects += self.registry.plant(event.key, event.tree)
+        return [*effects, Accept(event.call)]
 
     def _kill(self, event: KillRequested) -> list[Effect]:
         """No operation: it waits for none, and those under way end as gone when the processes have ended."""
@@ -187,7 +203,7 @@ class Node:
             return [Refuse(event.call, refusal)]
         effects = self._raise(groups, event.token, event.epoch)
         if event.targets:
-            effects += self.registry.join(keys[0], event.targets, now)
+            effects += self._join(keys[0], event.targets, now)
         return effects + self._queue.requested(event, keys, now)
 
     def _unknown_group(self, group: GroupId) -> Refusal | None:
@@ -217,15 +233,59 @@ class Node:
         if key is None or record is None:
             return []
         effects = self.registry.leave(process)
-        if not self.registry.contexts[key].processes:
-            self.registry.drop(key)
-            effects += self.admission.gone(key)
-            self._published.pop(key, None)
-            reason = f"process {process.pid}, the last of context {key}, ended"
-            if record.saved:
-                self._queue.lost(key, f"{reason} while it was saved")
-            effects.append(PublishGone(key, reason))
+        context = self.registry.contexts[key]
+        if not context.processes:
+            context.last_ended = record
+            effects += self._emptied(key)
         return [*effects, TakeSample()]
+
+    def _join(self, key: ContextKey, processes: Sequence[ObservedProcess], now: float) -> list[Effect]:
+        """Take in processes that somebody named. What they leave may be empty then."""
+        effects = self.registry.join(key, processes, now)
+        if any(isinstance(effect, ForgetProcess) for effect in effects):
+            for other in [other for other, context in self.registry.contexts.items() if not context.processes]:
+                effects += self._emptied(other)
+        return effects
+
+    def _emptied(self, key: ContextKey) -> list[Effect]:
+        """The last known process of a context is gone; those of a tree may have left children that nobody has seen."""
+        return [ListMembers(frozenset((key,)))] if key in self.registry.trees else self._gone(key)
+
+    def _gone(self, key: ContextKey) -> list[Effect]:
+        context = self.registry.contexts[key]
+        self.registry.drop(key)
+        self._published.pop(key, None)
+        ended = context.last_ended
+        reason = f"process {ended.id.pid}, the last of context {key}, ended" if ended is not None else "no process"
+        if ended is not None and ended.saved:
+            self._queue.lost(key, f"{reason} while it was saved")
+        return [*self.registry.fell(key), *self.admission.gone(key), PublishGone(key, reason)]
+
+    def _listed(self, event: MembersListed, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for key, observed in event.found:
+            record = self.registry.record(observed.id)
+            if record is None and key in self.registry.trees:
+                effects += self.registry.join(key, (observed,), now, is_found=True)
+            elif record is not None and record.state is DriverState.NONE:
+                self._asked(record, observed, now)
+        for key in event.keys:
+            context = self.registry.contexts.get(key)
+            if context is not None and not context.processes:
+                effects += self._gone(key)
+            elif context is None:
+                effects += self.registry.fell(key)
+        self._queue.listed(event.operation)
+        return effects
+
+    def _asked(self, record: ProcessRecord, observed: ObservedProcess, now: float) -> None:
+        """What the driver says of a process that did not use CUDA when it was asked last."""
+        if observed.state is DriverState.NONE:
+            return
+        if not record.usage:
+            record.usage = dict(observed.usage)
+            record.seen_on = frozenset(record.usage)
+        record.settle(observed.state, now)
 
     def _sampled(self, sample: Sample, now: float) -> list[Effect]:
         return self._accelerators.sampled(sample, self._queue.busy(), now)
@@ -236,7 +296,7 @@ class Node:
         for kind, key in list(self.admission.repairs(self.registry, self._queue.busy(), self._settings, now)):
             effects += self._queue.repair(kind, key, now)
         for key in list(self.registry.contexts):
-            if self._queue.is_brief(key, now):
+            if self._queue.is_brief(key, now) or not self.registry.contexts[key].processes:
                 continue
             view = self._view(key)
             before = self._published.get(key)

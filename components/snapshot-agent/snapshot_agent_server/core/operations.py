@@ -83,6 +83,10 @@ class Operation:
     after: OperationId | None = None
     waiting_since: float = 0.0
     """When this agent process took it up: from then on it waits for `after` to arrive."""
+    is_listing: bool = False
+    """It would start, but for the members of its contexts' trees, which are being listed."""
+    is_listed: bool = False
+    """They have just been, and the driver was asked who uses CUDA."""
     call: int | None = None
     """The Lock or Unlock call that waits for it."""
     is_own: bool = False

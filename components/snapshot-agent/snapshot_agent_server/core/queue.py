@@ -10,6 +10,7 @@ from snapshot_agent_server.core.effects import (
     Accept,
     Effect,
     ForgetOperation,
+    ListMembers,
     PublishOperation,
     RecordOperation,
     Refuse,
@@ -116,13 +117,16 @@ class Queue:
         context = self._registry.contexts[key]
         if kind is Kind.LOCK:
             context.note = "ran without the lease of its group: locked by the agent until it is unlocked or saved"
+        elif kind is Kind.SNAPSHOT:
+            context.note = "a process that came when the others were saved was saved by the agent too"
+        limit = self._settings.operation_timeout_s if kind.moves_memory else self._settings.lock_timeout_s
         self._own += 1
         operation = Operation(
             id=OperationId(f"agent-{self._own}"),
             kind=kind,
             keys=(key,),
             accepted_at=now,
-            deadline=now + self._settings.lock_timeout_s,
+            deadline=now + limit,
             is_own=True,
         )
         self.active[operation.id] = operation
@@ -131,6 +135,12 @@ class Queue:
     def answered(self, event: Answered, now: float) -> list[Effect]:
         operation = self.active.get(event.operation)
         return self._runner.take(operation, event, now) if operation is not None else []
+
+    def listed(self, operation_id: OperationId | None) -> None:
+        """The trees of an operation's contexts were looked through."""
+        operation = self.active.get(operation_id) if operation_id is not None else None
+        if operation is not None and operation.is_listing:
+            operation.is_listing, operation.is_listed = False, True
 
     def lost(self, key: ContextKey, text: str) -> None:
         """A context went while its memory was saved."""
@@ -202,17 +212,35 @@ class Queue:
             error = (
                 f"{operation.kind} was not started within {operation.deadline - operation.accepted_at:g} s: {blocker}"
             )
+        if not error and operation.is_listing and now >= operation.deadline:
+            error = f"{operation.kind} was not started in time: the processes of the tree could not be listed"
         if not error and not blocker:
             error = self._objection(operation)
         if error:
             return True, self._end(operation, _not_started(operation, error, now), now)
         if blocker:
+            operation.is_listed = False
             return False, []
+        if not operation.is_listed and self._needs_listing(operation):
+            return self._list(operation)
         self._runner.begin(operation, now)
         effects = self._admission.started(operation)
         if operation.is_public:
             effects.append(RecordOperation(operation))
         return True, effects
+
+    def _needs_listing(self, operation: Operation) -> bool:
+        """What is to be stopped or saved must be known to the last process; what comes back is known."""
+        stops = operation.kind in (Kind.LOCK, Kind.SNAPSHOT)
+        return stops and any(key in self._registry.trees for key in operation.keys)
+
+    def _list(self, operation: Operation) -> tuple[bool, list[Effect]]:
+        """Have the trees looked through, once; the operation stays WAITING, so that a restart does it again."""
+        if operation.is_listing:
+            return False, []
+        operation.is_listing = True
+        ask = tuple(r.id for r in self._registry.records(operation.keys) if r.state is DriverState.NONE)
+        return False, [ListMembers(frozenset(operation.keys), operation.id, ask)]
 
     def _blocker(self, operation: Operation, now: float) -> tuple[str, str]:
         """What the operation waits for, and the error if it waits in vain."""

@@ -12,18 +12,28 @@ from snapshot_agent_server.core.contexts import (
     failed_text,
     foreign_text,
 )
-from snapshot_agent_server.core.effects import Effect, ForgetProcess, RecordProcess, WatchProcess
+from snapshot_agent_server.core.effects import (
+    Effect,
+    ForgetProcess,
+    ForgetTrees,
+    RecordProcess,
+    RecordTree,
+    WatchProcess,
+)
 from snapshot_agent_server.core.events import ObservedProcess
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, ProcessId
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.settings import CoreSettings
+from snapshot_agent_server.core.trees import Tree
 
 
 class Registry:
     def __init__(self, settings: CoreSettings) -> None:
         self._settings = settings
         self.contexts: dict[ContextKey, Context] = {}
+        self.trees: dict[ContextKey, tuple[Tree, ...]] = {}
+        """Of contexts that are process trees, wholly or in part."""
         self._key_of: dict[int, ContextKey] = {}
 
     def key_of(self, pid: int) -> ContextKey | None:
@@ -33,6 +43,10 @@ class Registry:
         key = self._key_of.get(process.pid)
         record = self.contexts[key].processes.get(process.pid) if key is not None else None
         return record if record is not None and record.id == process else None
+
+    def owner(self, process: ProcessId) -> ContextKey | None:
+        """The context that a process is known in."""
+        return self._key_of.get(process.pid) if self.record(process) is not None else None
 
     def records(self, keys: Sequence[ContextKey]) -> Iterator[ProcessRecord]:
         """The processes of these contexts, in the order of registration."""
@@ -52,7 +66,7 @@ class Registry:
         for process in processes:
             other = self._key_of.get(process.id.pid)
             known = self.record(process.id)
-            if other is not None and other != key and known is not None:
+            if other is not None and other != key and known is not None and not _may_move(known):
                 return Refusal(
                     RefusalKind.PROCESS_TAKEN,
                     f"process {process.id.pid} is in the context of job {other.job!r} in group {other.group!r} already;"
@@ -65,25 +79,45 @@ class Registry:
                 return Refusal(RefusalKind.BAD_PROCESS, foreign_text(process.id.pid, key, groups, sorted(foreign)))
         return None
 
-    def join(self, key: ContextKey, processes: Sequence[ObservedProcess], now: float) -> list[Effect]:
-        """Add processes to a context. Known ones stay as they are; one whose pid was used again replaces the old."""
+    def join(
+        self, key: ContextKey, processes: Sequence[ObservedProcess], now: float, *, is_found: bool = False
+    ) -> list[Effect]:
+        """Add processes to a context. Known ones stay as they are; one whose pid was used again replaces the old.
+
+        `is_found`: members of a tree that nobody named. They are on record lazily, since a restarted agent finds them
+        again, and never taken from another context; whoever names one may have it as long as it does not use CUDA.
+        """
         effects: list[Effect] = []
         for observed in processes:
-            if self.record(observed.id) is not None:
-                continue
             old = self._key_of.get(observed.id.pid)
+            known = self.record(observed.id)
+            if known is not None and (is_found or old == key):
+                known.is_found = known.is_found and is_found
+                continue
             if old is not None:
                 effects += self.leave(self.contexts[old].processes[observed.id.pid].id)
-            record = ProcessRecord(observed.id, usage=dict(observed.usage))
+            record = ProcessRecord(observed.id, usage=dict(observed.usage), is_found=is_found)
             record.seen_on = frozenset(record.usage)
             record.settle(observed.state, now)
             self.contexts.setdefault(key, Context(key)).processes[observed.id.pid] = record
             self._key_of[observed.id.pid] = key
             effects += [
-                RecordProcess(observed.id, key, dict(record.usage), dict(record.saved)),
+                RecordProcess(observed.id, key, dict(record.usage), dict(record.saved), is_lazy=is_found),
                 WatchProcess(observed.id),
             ]
         return effects
+
+    def plant(self, key: ContextKey, tree: Tree) -> list[Effect]:
+        """From now on what this tree has belongs to the context; the same tree again changes nothing."""
+        own = self.trees.get(key, ())
+        if tree in own:
+            return []
+        self.trees[key] = (*own, tree)
+        return [RecordTree(key, tree)]
+
+    def fell(self, key: ContextKey) -> list[Effect]:
+        """The context's trees have no members any more."""
+        return [ForgetTrees(key)] if self.trees.pop(key, None) is not None else []
 
     def restore(self, key: ContextKey, record: ProcessRecord) -> None:
         """Take over a process as an earlier agent left it."""
@@ -135,3 +169,8 @@ class Registry:
             pids=tuple(sorted(context.processes)),
             usage=context.usage(),
         )
+
+
+def _may_move(record: ProcessRecord) -> bool:
+    """Nobody named it, and there is nothing of it on a device: whoever names it now knows better."""
+    return record.is_found and record.state is DriverState.NONE

@@ -47,6 +47,7 @@ class Runner:
         """Have the driver asked again: who may have started CUDA since, and whom an abandoned call may have moved."""
         for record in self._registry.records(operation.keys):
             is_new = record.state is DriverState.NONE and operation.kind in (Kind.SNAPSHOT, Kind.LOCK)
+            is_new = is_new and not operation.is_listed  # then the driver was asked a moment ago
             if is_new or record.suspect_until > now:
                 record.state = DriverState.UNKNOWN
 

@@ -87,6 +87,12 @@ class CudaDriver:
         reply = await self._call("unlock", timeout_s, pid=pid)
         return Done(DriverState.RUNNING, int(reply["took_us"])) if isinstance(reply, dict) else reply
 
+    async def states(self, pids: Sequence[int], timeout_s: float) -> Mapping[int, DriverState] | Abandoned:
+        reply = await self._call("states", timeout_s, pids=list(pids))
+        if isinstance(reply, dict):
+            return _states(reply)
+        return reply if isinstance(reply, Abandoned) else Abandoned(reply.name)
+
     async def sample(self, pids: Sequence[int], timeout_s: float) -> Sample | Abandoned:
         taken_at = self._clock()
         reply = await self._call("sample", timeout_s, pids=list(pids))
@@ -94,8 +100,7 @@ class CudaDriver:
             return Abandoned(reply.name)
         if isinstance(reply, Abandoned):
             return reply
-        states = {pid: DriverState.NONE if state is None else _state(state) for pid, state in reply["states"]}
-        return Sample(taken_at, _devices(reply, leave_out=self.own_pids), states)
+        return Sample(taken_at, _devices(reply, leave_out=self.own_pids), _states(reply))
 
     async def close(self) -> None:
         await self._pool.close()
@@ -115,6 +120,10 @@ class CudaDriver:
 
 def _state(name: str) -> DriverState:
     return _STATES.get(name, DriverState.UNKNOWN)
+
+
+def _states(message: Message) -> dict[int, DriverState]:
+    return {pid: DriverState.NONE if state is None else _state(state) for pid, state in message["states"]}
 
 
 def _devices(message: Message, leave_out: set[int] | frozenset[int] = frozenset()) -> tuple[DeviceSample, ...]:

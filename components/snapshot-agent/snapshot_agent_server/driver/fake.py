@@ -47,6 +47,8 @@ class FakeDriver:
         self.shows_memory = True
         """False: NVML gives no figure per process ("N/A")."""
         self.lists_processes = True
+        self.is_silent_on_states = False
+        """The question for the states of several processes hangs."""
         self.own_pids: set[int] = set()
 
     def add(self, pid: int, memory: Mapping[AcceleratorId, int]) -> FakeProcess:
@@ -145,12 +147,15 @@ class FakeDriver:
         process.state = DriverState.RUNNING
         return Done(process.state)
 
+    async def states(self, pids: Sequence[int], timeout_s: float) -> Mapping[int, DriverState] | Abandoned:
+        if self.is_silent_on_states:
+            return Abandoned(f"no answer from the driver within {timeout_s:g} s")
+        known = {pid: self.processes.get(pid) for pid in pids}
+        return {pid: DriverState.NONE if process is None else process.state for pid, process in known.items()}
+
     async def sample(self, pids: Sequence[int], timeout_s: float) -> Sample | Abandoned:
-        states = {}
-        for pid in pids:
-            process = self.processes.get(pid)
-            states[pid] = DriverState.NONE if process is None else process.state
-        return Sample(self._clock(), self.devices(), states)
+        states = await self.states(pids, timeout_s)
+        return states if isinstance(states, Abandoned) else Sample(self._clock(), self.devices(), states)
 
     async def close(self) -> None:
         pass

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from snapshot_agent_server.core.ids import AcceleratorId
-from snapshot_agent_server.core.outcomes import Abandoned, Done, NoRoom, Refused
+from snapshot_agent_server.core.outcomes import Abandoned, Done, DriverState, NoRoom, Refused
 from snapshot_agent_server.core.samples import Sample
 
 
@@ -51,6 +51,10 @@ class Driver(Protocol):
 
     async def unlock(self, pid: int, timeout_s: float) -> Done | Refused | Abandoned:
         """Let a locked process go on."""
+        ...
+
+    async def states(self, pids: Sequence[int], timeout_s: float) -> Mapping[int, DriverState] | Abandoned:
+        """The states of several processes in one call; one for which the driver had an error is missing."""
         ...
 
     async def sample(self, pids: Sequence[int], timeout_s: float) -> Sample | Abandoned:

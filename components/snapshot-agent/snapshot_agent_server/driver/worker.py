@@ -87,7 +87,9 @@ class Calls:
         return {}
 
     def sample(self, pids: list[int]) -> Message:
-        devices = self._nvml.sample()
+        return {"devices": self._nvml.sample(), **self.states(pids)}
+
+    def states(self, pids: list[int]) -> Message:
         states: list[list[Any]] = []
         for pid in pids:
             try:
@@ -95,7 +97,7 @@ class Calls:
             except DriverRefused as error:
                 if error.code == int(self._driver.CUresult.CUDA_ERROR_INVALID_VALUE):
                     states.append([pid, None])
-        return {"devices": devices, "states": states}
+        return {"states": states}
 
     def _state(self, pid: int) -> str:
         (state,) = self._check(self._driver.cuCheckpointProcessGetState(pid))
@@ -126,7 +128,7 @@ def serve(channel: socket.socket) -> None:
         return
     channel.send(encode(word))
     named: dict[str, Callable[..., Message]] = {
-        name: getattr(calls, name) for name in ("state", "lock", "checkpoint", "restore", "unlock", "sample")
+        name: getattr(calls, name) for name in ("state", "states", "lock", "checkpoint", "restore", "unlock", "sample")
     }
     while data := channel.recv(MAX_BYTES):
         request = decode(data)

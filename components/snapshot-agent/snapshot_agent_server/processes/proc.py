@@ -15,6 +15,8 @@ STOPPED_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger"}
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
     id: ProcessId
+    parent: int
+    """The pid of its parent now: another one than at first, if that one has ended."""
     state: str
     """The letter of /proc/PID/stat: R, S, D, Z, T, t, X, I."""
 
@@ -44,7 +46,7 @@ def facts(pid: int, proc: Path = Path("/proc")) -> ProcessFacts | None:
     finally:
         os.close(fd)
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return ProcessFacts(ProcessId(pid, int(fields[19])), fields[0].decode())
+    return ProcessFacts(ProcessId(pid, int(fields[19])), int(fields[1]), fields[0].decode())
 
 
 def owner(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:

@@ -9,17 +9,20 @@ from snapshot_agent_server.core.contexts import ProcessRecord
 from snapshot_agent_server.core.effects import (
     ForgetOperation,
     ForgetProcess,
+    ForgetTrees,
     Record,
     RecordEpoch,
     RecordFence,
     RecordOperation,
     RecordProcess,
+    RecordTree,
     RecordTurn,
 )
 from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
 from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status, Work
 from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.store.sqlite import Statement, Store
 
@@ -37,6 +40,11 @@ def to_statement(record: Record) -> Statement:
             return "insert or replace into processes values (?, ?, ?, ?, ?, ?)", values
         case ForgetProcess(process):
             return "delete from processes where pid = ? and start_time = ?", (process.pid, process.start_time)
+        case RecordTree(key, tree):
+            tree_values = (key.job, key.group, tree.root.pid, tree.root.start_time, json.dumps(_tree_to_dict(tree)))
+            return "insert or replace into trees values (?, ?, ?, ?, ?)", tree_values
+        case ForgetTrees(key):
+            return "delete from trees where job = ? and group_id = ?", (key.job, key.group)
         case RecordOperation(operation):
             sql = (
                 "insert into operations values (?, (select coalesce(max(sequence), 0) + 1 from operations), ?)"
@@ -54,7 +62,12 @@ def read_memory(store: Store, boot_id: str) -> Memory:
     facts = {str(name): str(value) for name, value in store.read("select name, value from facts")}
     is_same_boot = facts.get("boot_id", boot_id) == boot_id
     processes = []
+    trees: list[tuple[ContextKey, Tree]] = []
     if is_same_boot:
+        trees = [
+            (ContextKey(JobId(str(job)), GroupId(str(group))), _tree_from_dict(json.loads(str(tree))))
+            for job, group, tree in store.read("select job, group_id, record from trees order by rowid")
+        ]
         rows = store.read("select pid, start_time, job, group_id, usage, saved from processes order by rowid")
         for pid, start_time, job, group, usage, saved in rows:
             record = ProcessRecord(ProcessId(int(str(pid)), int(str(start_time))))
@@ -75,6 +88,7 @@ def read_memory(store: Store, boot_id: str) -> Memory:
         },
         processes=processes,
         operations=operations if is_same_boot else [_of_earlier_boot(operation) for operation in operations],
+        trees=trees,
     )
 
 
@@ -147,6 +161,27 @@ def operation_from_dict(data: dict[str, Any]) -> Operation:
             is_gone=result["gone"],
             step_us=result["step_us"],
         ),
+    )
+
+
+def _tree_to_dict(tree: Tree) -> dict[str, Any]:
+    return {
+        "root": [tree.root.pid, tree.root.start_time],
+        "uid": tree.uid,
+        "keeper": None if tree.keeper is None else [tree.keeper.pid, tree.keeper.start_time],
+        "cgroup": tree.cgroup,
+        "marker": tree.marker,
+    }
+
+
+def _tree_from_dict(data: dict[str, Any]) -> Tree:
+    keeper = data["keeper"]
+    return Tree(
+        root=ProcessId(*data["root"]),
+        uid=data["uid"],
+        keeper=None if keeper is None else ProcessId(*keeper),
+        cgroup=data["cgroup"],
+        marker=data["marker"],
     )
 
 

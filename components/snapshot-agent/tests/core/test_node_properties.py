@@ -10,11 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from snapshot_agent_server.core.contexts import ContextState
 from snapshot_agent_server.core.effects import CallDriver
-from snapshot_agent_server.core.events import KillRequested, Registered, Requested
+from snapshot_agent_server.core.events import KillRequested, MembersListed, Registered, Requested
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
 from snapshot_agent_server.core.operations import Kind, Result, Status
 from snapshot_agent_server.core.outcomes import DriverState, Verb
 from snapshot_agent_server.core.refusals import RefusalKind
+from snapshot_agent_server.core.trees import Tree
 from world import FAULTS, Target, World, fault
 
 JOBS = [JobId("a"), JobId("b")]
@@ -28,6 +29,8 @@ class NodeMachine(RuleBasedStateMachine):
         self.world = World(suspect_s=1e9)
         self.member: dict[int, ContextKey] = {}
         self.kinds: dict[OperationId, tuple[Kind, ContextKey, bool]] = {}
+        self.listed: dict[OperationId, set[int]] = {}
+        """The members that lived when an operation's trees were looked through."""
         self.token = dict.fromkeys(GROUPS, 0)
         self.epoch = 0
         self.world.on_result = self.a_result_tells_the_truth
@@ -43,6 +46,38 @@ class NodeMachine(RuleBasedStateMachine):
         self.world.post(Registered(number, ContextKey(job, group), (self.world.observed(target),)))
         assert number in self.world.accepted
         self.member[target.id.pid] = ContextKey(job, group)
+
+    @rule(job=st.sampled_from(JOBS), group=st.sampled_from(GROUPS), state=st.sampled_from(STATES))
+    def register_a_tree(self, job: JobId, group: GroupId, state: DriverState) -> None:
+        if len(self.world.targets) >= 6:
+            return
+        key, target, number = ContextKey(job, group), self.world.start(group, state), self.world.number()
+        tree = Tree(target.id, uid=0, marker=f"tree-{number}")
+        self.world.members[target.id.pid] = self.member[target.id.pid] = key
+        self.world.post(Registered(number, key, (self.world.observed(target),), tree))
+        assert number in self.world.accepted
+
+    @precondition(lambda self: self.members_alive())
+    @rule(state=st.sampled_from(STATES), data=st.data())
+    def a_member_forks(self, state: DriverState, data: st.DataObject) -> None:
+        """Unseen: nobody registers the child."""
+        if len(self.world.targets) >= 8:
+            return
+        key = self.world.members[data.draw(st.sampled_from(self.members_alive()))]
+        child = self.world.start(key.group, state)
+        self.world.members[child.id.pid] = self.member[child.id.pid] = key
+
+    @precondition(lambda self: self.world.listings)
+    @rule(data=st.data(), is_silent=st.booleans())
+    def members_are_listed(self, data: st.DataObject, is_silent: bool) -> None:
+        wanted = data.draw(st.sampled_from(self.world.listings))
+        if wanted.operation is not None:
+            here = [pid for pid in self.members_alive() if self.world.members[pid] in wanted.keys]
+            self.listed[wanted.operation] = set(here)
+        self.world.list_members(wanted, is_silent=is_silent)
+
+    def members_alive(self) -> list[int]:
+        return [pid for pid in self.world.members if pid in self.world.targets]
 
     @precondition(lambda self: any(t.state is DriverState.NONE for t in self.world.targets.values()))
     @rule(data=st.data())
@@ -97,6 +132,9 @@ class NodeMachine(RuleBasedStateMachine):
         self.token[group] = token
         if kind.moves_memory:
             assert number in self.world.accepted
+        if kind is Kind.SNAPSHOT and any(call.operation == operation for call in self.world.calls):
+            living = [pid for pid in self.members_alive() if self.world.members[pid] == ContextKey(job, group)]
+            assert not living or operation in self.listed, "a tree's snapshot started before its members were listed"
 
     @precondition(lambda self: self.kinds)
     @rule(data=st.data())
@@ -140,6 +178,8 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(job=st.sampled_from(JOBS), group=st.sampled_from(GROUPS), step=st.integers(-1, 1))
     def kill(self, job: JobId, group: GroupId, step: int) -> None:
         token, key, number = max(1, self.token[group] + step), ContextKey(job, group), self.world.number()
+        new = tuple(self.world.unseen({key}))
+        self.world.post(MembersListed(frozenset(), new))  # what the shell does before a kill
         living = {target.id for target in self.world.targets.values() if self.member[target.id.pid] == key}
         self.world.post(KillRequested(number, job, group, token, 1))
         if token < self.token[group]:
@@ -151,6 +191,8 @@ class NodeMachine(RuleBasedStateMachine):
             assert set(self.world.kills[number].processes) == living
             for process in living:
                 self.world.kill(process.pid)
+            for wanted in [one for one in self.world.listings if one.operation is None]:
+                self.world.list_members(wanted)
             assert key not in self.world.published
 
     @precondition(lambda self: any(t.queue for t in self.world.targets.values()))
@@ -193,6 +235,8 @@ class NodeMachine(RuleBasedStateMachine):
             goal = DriverState.CHECKPOINTED
             if kind is Kind.RESTORE:
                 goal = DriverState.LOCKED if leave_locked else DriverState.RUNNING
+            missed = self.listed.get(operation, set()) & set(self.world.targets) - set(worked)
+            assert not missed, f"{operation} never looked at {missed}"
             late = {pid for pid, work in worked.items() if work.before is DriverState.NONE}  # started CUDA since
             late |= {pid for pid in states if self.world.targets[pid].locked_late}  # since it was asked
             assert {state for pid, state in states.items() if pid not in late} <= {goal}
@@ -222,6 +266,7 @@ class NodeMachine(RuleBasedStateMachine):
             assert view.state is not ContextState.TRANSITIONING
         for target in world.targets.values():
             key = self.member[target.id.pid]
+            assert world.node.registry.owner(target.id) == key, f"{target} is in no context"
             turn = world.node.admission.turns.get(key.group)
             if turn is not None and not turn.may_run(key.job):
                 assert target.state is not DriverState.RUNNING, f"{target} runs though it is not its turn"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field, replace
 
 from snapshot_agent_server.core.contexts import ProcessRecord
 from snapshot_agent_server.core.effects import (
@@ -14,7 +14,9 @@ from snapshot_agent_server.core.effects import (
     EndStreamsBelow,
     ForgetOperation,
     ForgetProcess,
+    ForgetTrees,
     KillProcesses,
+    ListMembers,
     PublishContext,
     PublishGone,
     PublishOperation,
@@ -22,10 +24,19 @@ from snapshot_agent_server.core.effects import (
     RecordFence,
     RecordOperation,
     RecordProcess,
+    RecordTree,
     RecordTurn,
     Refuse,
 )
-from snapshot_agent_server.core.events import Answered, Event, ObservedProcess, ProcessEnded, Sampled, Woken
+from snapshot_agent_server.core.events import (
+    Answered,
+    Event,
+    MembersListed,
+    ObservedProcess,
+    ProcessEnded,
+    Sampled,
+    Woken,
+)
 from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, OperationId, ProcessId
 from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.node import Node
@@ -46,6 +57,7 @@ from snapshot_agent_server.core.outcomes import (
 )
 from snapshot_agent_server.core.samples import DeviceSample, Sample
 from snapshot_agent_server.core.settings import CoreSettings
+from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 
 MIB = 1 << 20
@@ -91,6 +103,7 @@ class Disk:
     turns: dict[GroupId, Turn] = field(default_factory=dict)
     processes: dict[ProcessId, tuple[ContextKey, ProcessRecord]] = field(default_factory=dict)
     operations: dict[OperationId, Operation] = field(default_factory=dict)
+    trees: list[tuple[ContextKey, Tree]] = field(default_factory=list)
 
     def write(self, record: Effect) -> None:
         match record:
@@ -104,8 +117,13 @@ class Disk:
                 self.processes[process] = (key, ProcessRecord(process, usage=dict(usage), saved=dict(saved)))
             case ForgetProcess(process):
                 self.processes.pop(process, None)
+            case RecordTree(key, tree):
+                self.trees.append((key, tree))
+            case ForgetTrees(key):
+                self.trees = [(other, tree) for other, tree in self.trees if other != key]
             case RecordOperation(operation):
-                self.operations[operation.id] = copy.deepcopy(operation)
+                # What was being listed is not on record.
+                self.operations[operation.id] = replace(copy.deepcopy(operation), is_listing=False, is_listed=False)
             case ForgetOperation(operation_id):
                 self.operations.pop(operation_id, None)
 
@@ -117,7 +135,7 @@ class Disk:
                 fresh.settle(states[process], now)
             processes.append((key, fresh))
         operations = [copy.deepcopy(operation) for operation in self.operations.values()]
-        return Memory(self.epoch, dict(self.tokens), dict(self.turns), processes, operations)
+        return Memory(self.epoch, dict(self.tokens), dict(self.turns), processes, operations, list(self.trees))
 
 
 class World:
@@ -134,6 +152,10 @@ class World:
         self.targets: dict[int, Target] = {}
         self.calls: list[CallDriver] = []
         """Driver calls under way."""
+        self.listings: list[ListMembers] = []
+        """Trees that are being looked through."""
+        self.members: dict[int, ContextKey] = {}
+        """Members of trees, known to the node or not."""
         self.accepted: dict[int, Accept] = {}
         self.refused: dict[int, Refuse] = {}
         self.results: dict[OperationId, list[Result]] = {}
@@ -162,6 +184,24 @@ class World:
         on_device = target.state in (DriverState.RUNNING, DriverState.LOCKED)
         usage = ((GPU[target.group], target.size),) if on_device else ()
         return ObservedProcess(target.id, target.state, usage)
+
+    def unseen(self, keys: Container[ContextKey]) -> list[tuple[ContextKey, ObservedProcess]]:
+        """Members of trees that the node does not know."""
+        owner = self.node.registry.owner
+        found = [(self.members[pid], target) for pid, target in self.targets.items() if pid in self.members]
+        return [(key, self.observed(one)) for key, one in found if key in keys and owner(one.id) is None]
+
+    def list_members(self, wanted: ListMembers, *, is_silent: bool = False) -> None:
+        """The trees have been looked through, and the driver has answered, unless it `is_silent`."""
+        self.listings.remove(wanted)
+        found = self.unseen(wanted.keys)
+        for process in wanted.ask:
+            target, key = self.targets.get(process.pid), self.node.registry.owner(process)
+            if target is not None and key is not None:
+                found.append((key, self.observed(target)))
+        if is_silent:
+            found = [(key, ObservedProcess(observed.id)) for key, observed in found]
+        self.post(MembersListed(wanted.keys, tuple(found), wanted.operation))
 
     def post(self, event: Event) -> list[Effect]:
         effects = self.node.handle(event, self.now)
@@ -213,6 +253,9 @@ class World:
             self.answer(call, Gone())
 
     def sample(self) -> None:
+        new = self.unseen(self.node.registry.trees)
+        if new or self.node.has_bare_trees():
+            self.post(MembersListed(frozenset(self.node.registry.trees), tuple(new)))
         states = {}
         for pid in self.node.pids_to_ask(self.now):
             target = self.targets.get(pid)
@@ -242,6 +285,7 @@ class World:
             elif fate == "late":
                 self.hang(call)
         self.calls.clear()
+        self.listings.clear()
         if not is_lazy_lost:
             self._flush()
         self._lazy.clear()
@@ -249,11 +293,24 @@ class World:
         self.node = Node(self.settings)
         self.published.clear()
         states = {target.id: target.state for target in self.targets.values()}
-        effects = self.node.recover(self.disk.memory(states, self.now), self.now)
+        memory = self.disk.memory(states, self.now)
+        effects = self.node.recover(self._with_members(memory, states), self.now)
         self._take(effects)
         for process in list(self.disk.processes):
             if process.pid not in self.targets:
                 self.post(ProcessEnded(process))
+
+    def _with_members(self, memory: Memory, states: dict[ProcessId, DriverState]) -> Memory:
+        """What trees have besides what is on record."""
+        known = {record.id for _, record in memory.processes}
+        trees = {key for key, _ in memory.trees}
+        new = []
+        for pid, key in self.members.items():
+            target = self.targets.get(pid)
+            if target is not None and key in trees and target.id not in known:
+                new.append((key, ProcessRecord(target.id, is_found=True)))
+                new[-1][1].settle(target.state, self.now)
+        return replace(memory, processes=[*memory.processes, *new])
 
     def settle(self, seconds: float = 300.0) -> None:
         """Faults are over: answer all calls by the rules, sample, and let time pass, until nothing is left to do."""
@@ -261,12 +318,15 @@ class World:
         for target in self.targets.values():
             target.drain()
         while self.now < end:
-            while self.calls:
-                self.answer(self.calls[0])
+            while self.calls or self.listings:
+                if self.listings:
+                    self.list_members(self.listings[0])
+                else:
+                    self.answer(self.calls[0])
             if self.node.is_idle():
                 self.now += 0.001
                 self.sample()
-                if not self.calls and self.node.next_wake(self.now) is None:
+                if not self.calls and not self.listings and self.node.next_wake(self.now) is None:
                     return
             self.pass_time(0.25)
         raise AssertionError(f"operations that never end: {self.node._queue.active}")
@@ -282,11 +342,13 @@ class World:
                 | RecordTurn
                 | RecordProcess
                 | ForgetProcess
+                | RecordTree
+                | ForgetTrees
                 | RecordOperation
                 | ForgetOperation,
             ):
                 self._lazy.append(copy.deepcopy(effect))
-                if not getattr(effect, "is_lazy", isinstance(effect, ForgetProcess | ForgetOperation)):
+                if not getattr(effect, "is_lazy", isinstance(effect, ForgetProcess | ForgetTrees | ForgetOperation)):
                     self._flush()
         for effect in effects:
             match effect:
@@ -294,6 +356,8 @@ class World:
                     others = [call for call in self.calls if call.process == effect.process]
                     assert not others, f"two calls at once to one process: {effect} beside {others}"
                     self.calls.append(effect)
+                case ListMembers():
+                    self.listings.append(effect)
                 case Accept(call):
                     assert call not in self.accepted
                     assert call not in self.refused

@@ -147,6 +147,13 @@ async def test_a_process_without_cuda_is_an_invalid_value(rig: Rig) -> None:
     assert sample.states == {pid: DriverState.NONE}
 
 
+async def test_the_states_of_several_processes_come_in_one_answer(rig: Rig) -> None:
+    running, locked, without = await rig.process(MIB), await rig.process(MIB), await rig.process(None)
+    await rig.driver.lock(locked, 1000, 5.0)
+    states = await rig.driver.states([running, locked, without], 5.0)
+    assert states == {running: DriverState.RUNNING, locked: DriverState.LOCKED, without: DriverState.NONE}
+
+
 async def test_a_lock_of_a_busy_process_times_out_and_it_runs_on(rig: Rig) -> None:
     pid = await rig.process(MIB)
     await rig.busy(pid)

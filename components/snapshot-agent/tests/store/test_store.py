@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,23 +15,28 @@ import pytest
 from snapshot_agent_server.core.effects import (
     Effect,
     ForgetProcess,
+    ForgetTrees,
     RecordEpoch,
     RecordFence,
     RecordOperation,
     RecordProcess,
+    RecordTree,
     RecordTurn,
     TakeSample,
 )
 from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
 from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status, Work
 from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.store.records import boot_statements, read_memory, to_statement
 from snapshot_agent_server.store.sqlite import SCHEMA, Store, StoreError
 from snapshot_agent_server.store.writer import RecordWriter
 
 KEY = ContextKey(JobId("a"), GroupId("g"))
+OTHER = ContextKey(JobId("b"), GroupId("g"))
 GPU = AcceleratorId("GPU-0")
+TREE = Tree(ProcessId(5, 50), uid=1000, keeper=ProcessId(4, 40), cgroup="freezer:/jobs/a", marker="m" * 16)
 
 
 def operation(name: str, phase: Phase) -> Operation:
@@ -68,6 +74,11 @@ async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
         RecordProcess(ProcessId(5, 50), KEY, {GPU: 10}, {}),
         RecordProcess(ProcessId(6, 60), KEY, {}, {}),
         ForgetProcess(ProcessId(6, 60)),
+        RecordTree(KEY, TREE),
+        RecordTree(KEY, TREE),
+        RecordTree(KEY, replace(TREE, root=ProcessId(6, 60), keeper=None)),
+        RecordTree(OTHER, TREE),
+        ForgetTrees(OTHER),
         RecordOperation(running),
         RecordOperation(ended),
     ]
@@ -81,6 +92,7 @@ async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
     assert (key, record.id, record.usage) == (KEY, ProcessId(5, 50), {GPU: 10})
     assert list(memory.operations) == [running, ended]
     store.close()
+    assert list(memory.trees) == [(KEY, TREE), (KEY, replace(TREE, root=ProcessId(6, 60), keeper=None))]
 
 
 async def test_after_a_reboot_processes_are_forgotten_and_operations_gone(tmp_path: Path) -> None:
