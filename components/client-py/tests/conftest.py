@@ -3,11 +3,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from faces import AioFace, SyncFace
 from fake_orchestrator import FakeOrchestrator
-from timeslice import TimeSliceOrchestratorClient
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +36,21 @@ def orchestrator(short_dir: Path) -> Iterator[FakeOrchestrator]:
         server.stop()
 
 
-@pytest.fixture
-def connect(orchestrator: FakeOrchestrator) -> Iterator[Callable[..., TimeSliceOrchestratorClient]]:
-    """Makes clients of the fake, closed at the end."""
-    clients: list[TimeSliceOrchestratorClient] = []
+@pytest.fixture(params=[SyncFace, AioFace], ids=["sync", "aio"])
+def face(request: pytest.FixtureRequest) -> Iterator[SyncFace | AioFace]:
+    """The client's face that the test runs on."""
+    face = request.param()
+    yield face
+    face.close()
 
-    def connect(job_id: str | None = "a", group_id: str | None = "trainers", **kwargs: object):
-        client = TimeSliceOrchestratorClient(orchestrator.address, job_id, group_id, **kwargs)  # type: ignore[arg-type]
+
+@pytest.fixture
+def connect(orchestrator: FakeOrchestrator, face: SyncFace | AioFace) -> Iterator[Callable[..., Any]]:
+    """Makes clients of the fake, closed at the end."""
+    clients: list[Any] = []
+
+    def connect(job_id: str | None = "a", group_id: str | None = "trainers", **kwargs: object) -> Any:
+        client = face.orchestrator(orchestrator.address, job_id, group_id, **kwargs)
         clients.append(client)
         return client
 

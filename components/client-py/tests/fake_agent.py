@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb2_grpc
@@ -18,6 +19,7 @@ class FakeAgent(pb2_grpc.SnapshotAgentServiceServicer):
         self.registered: list[pb2.RegisterWorkload] = []
         self.refusals: list[tuple[grpc.StatusCode, str]] = []
         self.states: dict[str, int] = {}
+        self.health = health.HealthServicer()
         self.polls_until_end = 1
         self.channels = 0
         self.changed = threading.Condition()
@@ -29,6 +31,7 @@ class FakeAgent(pb2_grpc.SnapshotAgentServiceServicer):
         self._stopping = False
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
         pb2_grpc.add_SnapshotAgentServiceServicer_to_server(self, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         self._server.add_insecure_port(self.address)
         self._server.start()
 

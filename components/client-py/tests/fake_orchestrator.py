@@ -47,6 +47,7 @@ class FakeOrchestrator(pb2_grpc.TimeSliceOrchestratorServiceServicer):
         self.answers_renewals = True
         self._grants: dict[str, pb2.Lease] = {}
         self._failures: dict[str, deque[tuple[str, str, bool]]] = {}
+        self._held_answers: dict[str, threading.Event] = {}
         self.changed = threading.Condition()
         self._server: grpc.Server | None = None
         self._stopping = False
@@ -78,6 +79,11 @@ class FakeOrchestrator(pb2_grpc.TimeSliceOrchestratorServiceServicer):
         """The next call fails; `after`: it is carried out first, and only the answer is lost."""
         with self.changed:
             self._failures.setdefault(method, deque()).append((code, details, after))
+
+    def hold_answers(self, method: str) -> threading.Event:
+        """Calls are carried out, and their answers wait until the event is set."""
+        with self.changed:
+            return self._held_answers.setdefault(method, threading.Event())
 
     def seen(self, method: str) -> list[Any]:
         with self.changed:
@@ -277,6 +283,9 @@ class FakeOrchestrator(pb2_grpc.TimeSliceOrchestratorServiceServicer):
             self.changed.notify_all()
             pending = self._failures.get(method)
             failure = pending.popleft() if pending else None
+            held = self._held_answers.get(method)
+        if held is not None:
+            return lambda: held.wait(30) and None
         if failure is None:
             return lambda: None
         code, details, after = failure

@@ -2,12 +2,10 @@
 
 import datetime
 import logging
-import threading
 import time
 
 import pytest
 
-from timeslice import TimeSliceOrchestratorClient
 from timeslice.orchestrator.exceptions import (
     OrchestratorConnectionError,
     OrchestratorError,
@@ -62,7 +60,6 @@ def test_acquire_is_asked_in_slices_under_one_request_id(orchestrator, connect, 
 def test_group_held_by_on_accelerators_is_given_back_when_the_block_raises(orchestrator, connect):
     client = connect()
 
-
     def phase() -> None:
         with client.on_accelerators() as result:
             assert result.success
@@ -74,11 +71,12 @@ def test_group_held_by_on_accelerators_is_given_back_when_the_block_raises(orche
     assert orchestrator.holder("trainers") is None
 
 
-def test_decorator_holds_the_group_around_every_call(orchestrator, connect):
+def test_decorator_holds_the_group_around_every_call(orchestrator, connect, face):
     client = connect()
     holders = []
 
     @client.on_accelerators(group_id="samplers")
+    @face.function
     def phase(number: int) -> int:
         holders.append(orchestrator.holder("samplers"))
         return number + 1
@@ -89,9 +87,9 @@ def test_decorator_holds_the_group_around_every_call(orchestrator, connect):
     assert orchestrator.groups["samplers"].last_token == 2
 
 
-def test_interrupt_in_the_block_gives_the_group_back(orchestrator, connect):
-    with pytest.raises(KeyboardInterrupt), connect().on_accelerators():
-        raise KeyboardInterrupt
+def test_interrupt_in_the_block_gives_the_group_back(orchestrator, connect, face):
+    with pytest.raises(face.interrupt), connect().on_accelerators():
+        raise face.interrupt
     assert orchestrator.holder("trainers") is None
 
 
@@ -111,11 +109,11 @@ def test_missing_id_is_a_value_error(connect, job_id, group_id, missing):
             method()
 
 
-def test_ids_and_address_come_from_the_environment(orchestrator, monkeypatch):
+def test_ids_and_address_come_from_the_environment(orchestrator, face, monkeypatch):
     monkeypatch.setenv("TIMESLICE_ORCH_ADDR", orchestrator.address)
     monkeypatch.setenv("TIMESLICE_JOB_ID", "from-env")
     monkeypatch.setenv("TIMESLICE_GROUP_ID", "samplers")
-    with TimeSliceOrchestratorClient() as client, client.on_accelerators():
+    with face.orchestrator() as client, client.on_accelerators():
         assert (client.target, client.job_id, client.group_id) == (orchestrator.address, "from-env", "samplers")
         assert orchestrator.holder("samplers") == "from-env"
 
@@ -177,16 +175,17 @@ def test_without_sessions_a_lease_outlives_the_client(orchestrator, connect):
     assert orchestrator.holder("trainers") is None
 
 
-def test_close_gives_back_what_is_held_and_ends_the_session(orchestrator, connect, caplog):
+def test_close_gives_back_what_is_held_and_ends_the_session(orchestrator, connect, face, caplog):
     client = connect()
     client.acquire()
+    assert face.working() == ["timeslice session a"]
     session = orchestrator.session_of("a")
     with caplog.at_level(logging.WARNING, "timeslice"):
         client.close()
     assert orchestrator.holder("trainers") is None
     orchestrator.wait_until(lambda: session.streams == 0)
     assert "client closed while job a holds group trainers" in caplog.text
-    assert not [t for t in threading.enumerate() if t.name.startswith("timeslice session")]
+    assert face.working() == []
     client.close()
     with pytest.raises(OrchestratorError, match="closed"):
         client.acquire()
@@ -204,9 +203,9 @@ def test_close_ends_a_waiting_acquire_of_another_thread(orchestrator, connect, b
 
 
 @pytest.mark.parametrize("call", ["acquire", "release", "get_status", "list_groups"])
-def test_no_server_is_said_quickly_with_the_address_and_what_to_do(short_dir, call):
+def test_no_server_is_said_quickly_with_the_address_and_what_to_do(short_dir, face, call):
     address = f"unix:{short_dir}/nobody.sock"
-    with TimeSliceOrchestratorClient(address, "a", "g", connect_timeout_s=0.3) as client:
+    with face.orchestrator(address, "a", "g", connect_timeout_s=0.3) as client:
         started = time.monotonic()
         with pytest.raises(OrchestratorConnectionError) as caught:
             getattr(client, call)()
@@ -217,8 +216,8 @@ def test_no_server_is_said_quickly_with_the_address_and_what_to_do(short_dir, ca
     assert "TIMESLICE_ORCH_ADDR" in text
 
 
-def test_timeout_below_the_connect_time_still_names_the_missing_server(short_dir):
-    with TimeSliceOrchestratorClient(f"unix:{short_dir}/nobody.sock", "a", "g") as client:
+def test_timeout_below_the_connect_time_still_names_the_missing_server(short_dir, face):
+    with face.orchestrator(f"unix:{short_dir}/nobody.sock", "a", "g") as client:
         with pytest.raises(OrchestratorConnectionError):
             client.acquire(timeout_sec=0.3)
 
@@ -226,11 +225,11 @@ def test_timeout_below_the_connect_time_still_names_the_missing_server(short_dir
 @pytest.mark.parametrize(
     "address", ["nowhere", "host:", ":1", "host:99999", "http://host:1", "unix:", "unix:" + "x" * 100]
 )
-def test_wrong_address_is_a_value_error_that_names_it(address):
+def test_wrong_address_is_a_value_error_that_names_it(face, address):
     with pytest.raises(ValueError, match=f"address '{address}'"):
-        TimeSliceOrchestratorClient(address)
+        face.orchestrator(address)
 
 
 @pytest.mark.parametrize("address", ["localhost:50051", "dns:///orchestrator:50051", "[::1]:1", "unix:///run/x.sock"])
-def test_usual_addresses_are_taken(address):
-    TimeSliceOrchestratorClient(address).close()
+def test_usual_addresses_are_taken(face, address):
+    face.orchestrator(address).close()

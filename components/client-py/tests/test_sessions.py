@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from faces import SyncFace
 from timeslice._processes import start_time
 from timeslice.orchestrator.exceptions import (
     OrchestratorConnectionError,
@@ -50,11 +51,11 @@ def test_one_session_serves_all_groups_of_a_job(orchestrator, connect):
 
 
 @pytest.mark.parametrize("call", ["release", "acquire"])
-def test_lost_lease_is_raised_at_the_next_call_once(orchestrator, connect, call):
+def test_lost_lease_is_raised_at_the_next_call_once(orchestrator, connect, face, call):
     client = connect()
     client.acquire()
     orchestrator.end_lease("trainers", "the operator ended it")
-    wait_for_token(client, 0)
+    wait_for_token(face, client, 0)
     with pytest.raises(OrchestratorLeaseLostError, match="the operator ended it") as caught:
         getattr(client, call)()
     assert (caught.value.job_id, caught.value.group_id, caught.value.fencing_token) == ("a", "trainers", 1)
@@ -64,12 +65,12 @@ def test_lost_lease_is_raised_at_the_next_call_once(orchestrator, connect, call)
     assert [request.fencing_token for request in orchestrator.seen("Yield")] == [2]
 
 
-def test_loss_on_one_group_is_not_raised_by_calls_on_another(orchestrator, connect):
+def test_loss_on_one_group_is_not_raised_by_calls_on_another(orchestrator, connect, face):
     client = connect()
     client.acquire()
     client.acquire(group_id="samplers")
     orchestrator.end_lease("trainers", "gone")
-    wait_for_token(client, 0)
+    wait_for_token(face, client, 0)
     client.release(group_id="samplers")
     with pytest.raises(OrchestratorLeaseLostError):
         client.release()
@@ -107,7 +108,7 @@ def test_error_in_the_block_is_the_cause_of_the_loss(orchestrator, connect):
     assert isinstance(caught.value.__cause__, MemoryError)
 
 
-def test_evicted_job_that_is_granted_again_yields_its_new_lease(orchestrator, connect):
+def test_evicted_job_that_is_granted_again_yields_its_new_lease(orchestrator, connect, face):
     client = connect()
     client.acquire()
     old = orchestrator.groups["trainers"].lease
@@ -115,7 +116,7 @@ def test_evicted_job_that_is_granted_again_yields_its_new_lease(orchestrator, co
     new = pb2.Lease(group_id="trainers", job_id="a", fencing_token=9, owner_session_id=old.owner_session_id)
     orchestrator.groups["trainers"].lease = new
     orchestrator.notify("a", pb2.SessionNotice(regranted=pb2.Regranted(lease=new, replaces_token=1)))
-    wait_for_token(client, 9)
+    wait_for_token(face, client, 9)
     client.release()
     assert orchestrator.seen("Yield")[0].fencing_token == 9
 
@@ -220,10 +221,9 @@ def test_unreachable_within_the_time_to_live_is_a_connection_error(orchestrator,
     assert orchestrator.holder("trainers") is None
 
 
-def wait_for_token(client, token: int) -> None:
+def wait_for_token(face, client, token: int) -> None:
     """Until the client has entered a notice in its book."""
-    with client._engine.changed:
-        assert client._engine.changed.wait_for(lambda: client._engine.core.book.token(("a", "trainers")) == token, 10)
+    face.wait_until(client, lambda: client._engine.core.book.token(("a", "trainers")) == token)
 
 
 def wait_for_log(caplog, text: str) -> None:
@@ -236,24 +236,43 @@ def wait_for_log(caplog, text: str) -> None:
 # With processes of their own.
 
 WAIT = """
-from timeslice import TimeSliceOrchestratorClient
-TimeSliceOrchestratorClient({address!r}, "a", "trainers").acquire()
+client = TimeSliceOrchestratorClient({address!r}, "a", "trainers")
+await client.acquire()
 """
 
 
-def run(script: str, orchestrator) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "error", "-c", script.format(address=orchestrator.address)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def run(face, body: str, orchestrator, **kwargs) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "error", "-c", face.script(body.format(address=orchestrator.address))]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **kwargs)
 
 
-def test_interrupt_of_a_waiting_process_leaves_the_queue(orchestrator):
+def test_interrupt_of_a_waiting_process_leaves_the_queue(orchestrator, face):
     orchestrator.hold("trainers")
-    with run(WAIT, orchestrator) as process:
+    with run(face, WAIT, orchestrator) as process:
         orchestrator.wait_until(lambda: len(orchestrator.groups["trainers"].waiting) == 1)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == -signal.SIGINT
         assert "KeyboardInterrupt" in process.stderr.read()
     orchestrator.wait_until(lambda: orchestrator.groups["trainers"].waiting == [])
+
+
+INTERRUPTED_IN_THE_BLOCK = """
+import asyncio, signal, time
+client = TimeSliceOrchestratorClient({address!r}, "a", "trainers")
+async with client.on_accelerators():
+    print("in the block", flush=True)
+    await SLEEP(60)
+"""
+
+
+def test_interrupt_of_a_process_that_holds_the_group_gives_it_back(orchestrator, face):
+    body = INTERRUPTED_IN_THE_BLOCK.replace("SLEEP", "asyncio.sleep" if face.name == "aio" else "time.sleep")
+    with run(face, body, orchestrator, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "in the block\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == -signal.SIGINT
+        assert "giving it back" not in process.stderr.read()  # It was given back in order, not by the end of all.
+    assert orchestrator.holder("trainers") is None
 
 
 INTERRUPTED_AND_GOES_ON = """
@@ -279,6 +298,7 @@ def test_interrupted_acquire_leaves_the_queue_though_the_process_lives_on(orches
         assert process.poll() is None
 
 
+@pytest.mark.parametrize("face", [SyncFace], indirect=True)
 def test_interrupt_while_the_call_is_begun_leaves_the_queue_too(orchestrator, connect):
     """Who keeps the exception, as a notebook does, keeps the call: it must be cancelled, not only forgotten."""
     orchestrator.hold("trainers")
@@ -301,8 +321,8 @@ def test_interrupt_while_the_call_is_begun_leaves_the_queue_too(orchestrator, co
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_process_that_ends_without_close_gives_back_what_it_holds(orchestrator):
-    with run(WAIT, orchestrator) as process:
+def test_process_that_ends_without_close_gives_back_what_it_holds(orchestrator, face):
+    with run(face, WAIT, orchestrator) as process:
         assert process.wait(20) == 0
         assert process.stderr.read() == "client closed while job a holds group trainers: giving it back\n"
     assert orchestrator.holder("trainers") is None
@@ -317,13 +337,11 @@ def test_closed_client_says_so(connect):
             call()
 
 
-def test_default_address_is_the_socket_of_this_user(short_dir, monkeypatch):
-    from timeslice import TimeSliceOrchestratorClient
-
+def test_default_address_is_the_socket_of_this_user(short_dir, face, monkeypatch):
     monkeypatch.setenv("TIMESLICE_RUNTIME_DIR", str(short_dir))
-    with TimeSliceOrchestratorClient() as client:
+    with face.orchestrator() as client:
         assert client.target == f"unix:{short_dir}/orchestrator.sock"
     Path(short_dir).chmod(0o777)
     with pytest.raises(ValueError, match="others may write"):
-        TimeSliceOrchestratorClient()
+        face.orchestrator()
     Path(short_dir).chmod(0o700)

@@ -52,8 +52,8 @@ class _Forks:
 
     def __init__(self) -> None:
         self.unusable: str | None = None
-        self.aio_clients = 0
-        """How many of our asyncio clients have a channel open."""
+        self.aio_channels = 0
+        """How many asyncio channels of ours are open."""
         self._lock = threading.Lock()
         """Held from before a fork until after it, so that no half-made change is copied."""
         self._participants: weakref.WeakSet[Forking] = weakref.WeakSet()
@@ -105,7 +105,7 @@ class _Forks:
             for participant in list(self._participants):
                 participant.go_on_in_parent()
         self._lock.release()
-        if self.aio_clients and not self._said_aio:
+        if self.aio_channels and not self._said_aio:
             self._said_aio = True
             logger.warning(
                 "this process forks while an asyncio client is open, which grpc does not support: the child may crash,"
@@ -117,14 +117,14 @@ class _Forks:
         parent, self._pid = self._pid, os.getpid()
         if self.unusable is None:
             self.unusable = self._why_unusable(parent)
-        self.aio_clients = 0
+        self.aio_channels = 0
         REGISTERED.start_afresh()
         for participant in list(self._participants):
             participant.start_afresh_in_child()
 
     def _why_unusable(self, parent: int) -> str | None:
         forked = f"process {self._pid} was forked from {parent}, where grpc was in use"
-        if self.aio_clients:
+        if self.aio_channels:
             return (
                 f"{forked} by an asyncio client: grpc's asyncio side does not survive a fork. Close the asyncio clients"
                 f" before the fork, or {INSTEAD}"

@@ -197,10 +197,11 @@ class ClientCore:
         reply = yield from self._read("list_groups", "ListGroups", pb2.ListGroupsRequest(), timeout_s, now)
         return list(reply.group_ids)
 
-    def close(self) -> Plan[list[KeptSession]]:
-        """Forbid further calls and give back what is held; then the shell ends what keeps the sessions."""
+    def close(self) -> Plan[list[KeptSession] | None]:
+        """Forbid further calls and give back what is held; then the shell ends what keeps the sessions that this
+        returns. None: somebody else has begun to close already."""
         if self.is_closed:
-            return []
+            return None
         self.is_closed = True
         yield Wake()
         for lease in self.book.all_held() if self._config.use_sessions else []:
@@ -212,7 +213,7 @@ class ClientCore:
         """One try to yield a lease; what does not come through ends with the session."""
         kept = self._sessions.get(lease.holding.job_id)
         request = wire.yield_request(lease.holding, lease.token, kept.id if kept is not None else "")
-        report = yield Attempt("Yield", request, CLOSE_S)
+        report = yield Attempt("Yield", request, CLOSE_S, outlives_close=True)
         if report.failure is not None:
             yield warning(f"group {lease.holding.group_id} was not given back: {report.failure.details}")
         else:

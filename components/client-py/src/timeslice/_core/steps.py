@@ -65,11 +65,14 @@ class AwaitSession:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Send the request and wait for the reply; report how it failed, if so. `timeout_s` None: no bound."""
+    """Send the request and wait for the reply; report how it failed, if so."""
 
     method: str
     request: Any
     timeout_s: float | None
+    """None: no bound."""
+    outlives_close: bool = False
+    """False: broken off when the client is closed."""
 
 
 Effect = Say | Tell | GiveBack

@@ -61,6 +61,8 @@ class Engine:
         if FORKS.unusable is not None:
             return
         kept = self._runner.run(self.core.close())
+        if kept is None:
+            return
         for keeper in self._keepers:
             if keeper.kept in kept:
                 keeper.close(CLOSE_S)

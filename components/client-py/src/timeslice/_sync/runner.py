@@ -91,7 +91,7 @@ class Runner:
             case Pause(seconds):
                 with self._changed:
                     self._changed.wait_for(lambda: self._core.is_closed, seconds)
-            case Attempt(method, request, timeout_s):
+            case Attempt(method, request, timeout_s):  # Closing the channel breaks it off.
                 reply, failure = self._attempt(self._rpc(method), request, timeout_s)
         return Report(self._clock(), random.random(), reply, failure)
 
