@@ -156,6 +156,10 @@ class AgentLink:
 
     async def _poll(self, backoff: Backoff) -> str:
         """Ask an agent of the old contract again and again, until it does not answer; why it did not."""
+        if len(self.target.groups) > 1:
+            named = ", ".join(group for group, _ in self.target.groups)
+            return (f"its agent tells no groups (it has no Watch), so it cannot serve several ({named}): give it one,"
+                    " or run an agent with the extensions there")
         if self._polled is None:
             self._polled = PolledAgent(self.target, self._stub, self._settings, self._post)
         try:

@@ -3,16 +3,19 @@
 - Its state is asked once a second, and at once when an operation ended; its operations from 20 ms up to 1 s.
 - It cannot lock: a context counts as locked when we say so, which binds a co-operative job only.
 - It cannot chain operations: a Restore is sent when the Snapshot before it is complete.
+- It keeps no deadline: an operation that has not ended in its time is told as indeterminate, and its state asked on.
+- It may have no memory: when it has started anew, what it says of a job is doubted (`doubts.py`).
 """
 
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, assert_never
 
 from orchestrator.agents import wire
 from orchestrator.agents.calls import AgentError, answer
+from orchestrator.agents.doubts import Doubts
 from orchestrator.agents.target import AgentTarget, Backoff, LinkSettings
 from orchestrator.core.effects import LockContext, QueryOperation, StartRestore, StartSnapshot, UnlockContext
 from orchestrator.core.events import (
@@ -40,7 +43,7 @@ class _Operation:
 
 
 class PolledAgent:
-    """Such an agent. What we did to it is remembered across silences, what it said is not."""
+    """Such an agent. What we did to it is remembered across silences; of what it said only how each context stood."""
 
     def __init__(
         self, target: AgentTarget, stub: Any, settings: LinkSettings, post: Callable[[Event], None]
@@ -54,6 +57,7 @@ class PolledAgent:
         self._locked: set[tuple[JobId, GroupId]] = set()
         self._operations: dict[OperationId, _Operation] = {}
         self._seen: dict[tuple[JobId, GroupId], ContextView] | None = None
+        self._doubts = Doubts()
 
     def forget_state(self) -> None:
         """It does not answer: what it says next is the whole state again."""
@@ -68,7 +72,9 @@ class PolledAgent:
     async def observe(self) -> None:
         """Ask for the state, and post what changed."""
         status = await answer(self._stub.Status(pb.StatusRequest(), timeout=self._settings.call_timeout_s))
-        now = wire.observed_without_groups(self._target, status, self._groups, self._locked)
+        told = wire.observed_without_groups(self._target, status, self._groups, self._locked)
+        at_s = asyncio.get_running_loop().time()
+        now = replace(told, contexts=tuple(self._doubts.judge(context, at_s) for context in told.contexts))
         contexts = {(context.job, context.group): context for context in now.contexts}
         before, self._seen = self._seen, contexts
         if before is None:
@@ -79,6 +85,7 @@ class PolledAgent:
                 self._post(ContextChanged(self._node, context))
         for job, group in before.keys() - contexts.keys():
             self._locked.discard((job, group))
+            self._doubts.gone((job, group))
             self._post(ContextGone(self._node, job, group))
 
     async def perform(
@@ -119,16 +126,24 @@ class PolledAgent:
             request = request_type(job_id=effect.job, group=effect.group)
             started = await answer(start(request, timeout=self._settings.call_timeout_s))
             operation.id = started.operation_id
-            operation.result = await self._end_of(operation.id)
+            async with asyncio.timeout(effect.timeout_s):
+                operation.result = await self._end_of(operation.id)
+        except TimeoutError:
+            operation.result = OperationResult(
+                complete=False, indeterminate=True, error=f"its agent has not ended it within {effect.timeout_s:g} s")
+            self._doubts.operation_lost((effect.job, effect.group))
         except AgentError as error:
             # Once it was started, no error tells how it went on.
             kind = AgentErrorKind.UNANSWERED if operation.id else error.kind
             self._operations.pop(effect.operation, None)
+            if kind is AgentErrorKind.UNANSWERED:
+                self._doubts.operation_lost((effect.job, effect.group))
             self._post(AgentCallFailed(self._node, effect.operation, kind, str(error)))
             return
         finally:
             operation.ended.set()
-        if operation.result.complete and (isinstance(effect, StartSnapshot) or effect.leave_locked):
+        is_locked_after = isinstance(effect, StartSnapshot) or effect.leave_locked
+        if is_locked_after and (operation.result.complete or operation.result.indeterminate):
             self._locked.add((effect.job, effect.group))
         if self._seen is not None:
             # If it fails, the next regular question tells that the agent does not answer.

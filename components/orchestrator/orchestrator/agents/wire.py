@@ -149,7 +149,8 @@ def observed_without_groups(
     """The answer of an agent of the old contract, completed with what the configuration and our own calls say.
 
     Such an agent tells no groups: a job is in the group that we moved it for, else in the node's only group; a job of
-    which neither is known is left out. Locks are ours alone (`locked`), for it has none.
+    which neither is known is left out. Locks are ours alone (`locked`), for it has none. One that tells no accelerators
+    has those that are configured, of which then nothing but the name is known.
     """
     contexts = []
     for job in status.job_statuses:
@@ -161,6 +162,9 @@ def observed_without_groups(
     accelerators = tuple(
         AcceleratorView(AcceleratorId(a.id), a.memory_used_bytes, a.memory_total_bytes, _configured(target, a.id, n))
         for n, a in enumerate(status.accelerator_statuses))
+    if not accelerators:
+        accelerators = tuple(
+            AcceleratorView(AcceleratorId(name), groups=(group,)) for group, named in target.groups for name in named)
     return NodeObserved(node=target.node, contexts=tuple(contexts), accelerators=accelerators)
 
 

@@ -87,9 +87,11 @@ def kill(job: str, operation: str = "kill-1", *, token: int = 7) -> KillContext:
                        epoch=Epoch(5), reason="it cannot be saved")
 
 
-def snapshot(job: str, operation: str = "save-1", *, token: int = 7, epoch: int = 5) -> StartSnapshot:
+def snapshot(
+    job: str, operation: str = "save-1", *, token: int = 7, epoch: int = 5, timeout_s: float = 5.0
+) -> StartSnapshot:
     return StartSnapshot(node=N1, operation=OperationId(operation), group=G, job=JobId(job), token=Token(token),
-                         epoch=Epoch(epoch), timeout_s=5.0)
+                         epoch=Epoch(epoch), timeout_s=timeout_s)
 
 
 def restore(job: str, operation: str = "load-1", *, after: str | None = None, token: int = 7) -> StartRestore:
