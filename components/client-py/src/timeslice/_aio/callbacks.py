@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 from collections import deque
@@ -13,6 +14,9 @@ from timeslice._aio.changed import Changed
 from timeslice._core.telling import Event, Listeners, slow, still_running
 
 logger = logging.getLogger("timeslice")
+
+_calling: contextvars.ContextVar[_Teller | None] = contextvars.ContextVar("timeslice callback", default=None)
+"""Whose function this code runs in, threads and tasks that the function starts among it."""
 
 
 class Callbacks:
@@ -58,13 +62,14 @@ class _Teller:
     async def close(self, timeout_s: float) -> None:
         self._closed = True
         self._changed.notify_all()
-        if asyncio.current_task() is self._task:  # A callback may close the client.
+        if _calling.get() is self:  # A callback may close the client.
             return
         await asyncio.wait({self._task}, timeout=timeout_s)
         if self._task.cancel():
             await asyncio.wait({self._task}, timeout=timeout_s)
 
     async def _run(self) -> None:
+        _calling.set(self)
         while True:
             await self._changed.wait_for(lambda: self._events or self._closed)
             if not self._events:
