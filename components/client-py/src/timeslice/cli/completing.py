@@ -1,18 +1,26 @@
-"""Which arguments a shell can complete with more than words of our own: groups are asked of the orchestrator."""
+"""Which arguments a shell completes with more than our own words. `completion` tells it to the shells."""
 
 from __future__ import annotations
 
 import argparse
 
-GROUPS_FUNCTION = "_timeslice_groups"
-"""The shell function, the same in every shell, that names the groups."""
+GROUPS, FOLDERS = "groups", "folders"
+_MARK = "timeslice_completes"
 
 
 def completes_groups(argument: argparse.Action) -> argparse.Action:
-    """Have shells complete group ids here. Returns the argument."""
-    argument.complete = {  # type: ignore[attr-defined]  # Read by shtab.
-        "bash": GROUPS_FUNCTION,
-        "zsh": GROUPS_FUNCTION,
-        "fish": f"({GROUPS_FUNCTION})",
-    }
+    """Have shells complete group ids here, which they ask of the orchestrator. Returns the argument."""
+    setattr(argument, _MARK, GROUPS)
     return argument
+
+
+def completes_folders(argument: argparse.Action) -> argparse.Action:
+    """Have shells complete folders here. Returns the argument."""
+    setattr(argument, _MARK, FOLDERS)
+    return argument
+
+
+def completion_of(argument: argparse.Action) -> str | None:
+    """GROUPS, FOLDERS, or None for nothing in particular."""
+    mark: str | None = getattr(argument, _MARK, None)
+    return mark

@@ -67,7 +67,7 @@ def _action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
 
 
 def _group(parser: argparse.ArgumentParser) -> None:
-    completes_groups(parser.add_argument("group", metavar="GROUP"))
+    completes_groups(parser.add_argument("group", metavar="GROUP", help="the group that it is about"))
 
 
 EVICT = Command("evict", "end a lease, drop a waiter, kill a job, forget a node", DESCRIPTION, add_arguments, run)

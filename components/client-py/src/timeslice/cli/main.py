@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from timeslice._settings import SettingsError
 from timeslice.cli.command import Command, Parser
+from timeslice.cli.completion_command import COMPLETION
 from timeslice.cli.doctor_command import DOCTOR
 from timeslice.cli.errors import BAD_INPUT, CommandError
 from timeslice.cli.evict_command import EVICT
@@ -17,7 +18,7 @@ from timeslice.cli.status_command import STATUS
 from timeslice.cli.up_command import UP
 from timeslice.cli.watch_command import WATCH
 
-COMMANDS: tuple[Command, ...] = (UP, STATUS, WATCH, EVICT, DOCTOR)
+COMMANDS: tuple[Command, ...] = (UP, STATUS, WATCH, EVICT, DOCTOR, COMPLETION)
 """In the order in which --help lists them. `demo` is another program, and reads its arguments itself."""
 
 DESCRIPTION = """\

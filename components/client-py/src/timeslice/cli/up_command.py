@@ -7,6 +7,7 @@ import os
 import sys
 
 from timeslice.cli.command import Command
+from timeslice.cli.completing import completes_folders
 
 DESCRIPTION = """\
 Start an orchestrator and a snapshot agent on this machine, and keep them until Ctrl-C.
@@ -35,10 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node", metavar="NAME", help="this machine's name (default: $TIMESLICE_NODE, else the host name)"
     )
-    parser.add_argument(
-        "--state-dir",
-        metavar="DIR",
-        help="leases, tokens and logs, kept between runs (default: $TIMESLICE_STATE_DIR, else below ~/.local/state)",
+    completes_folders(
+        parser.add_argument(
+            "--state-dir",
+            metavar="DIR",
+            help="leases, tokens and logs, kept between runs"
+            " (default: $TIMESLICE_STATE_DIR, else below ~/.local/state)",
+        )
     )
     parser.add_argument(
         "--listen", metavar="HOST:PORT", help="serve clients here too, besides the unix socket of this machine"
