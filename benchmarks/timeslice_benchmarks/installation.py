@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +143,13 @@ class Installation:
         Server(self.family, "echo", python_command("timeslice_benchmarks.echo_server", address), self._env, self.folder)
         return address
 
-    def agent(self, node: str = "n0", memory_mib: int = 1024, module: str = "snapshot_agent_server") -> Server:
-        """A real agent on one mock GPU of its own, which is group "g"."""
+    def agent(self, node: str = "n0", memory_mib: int = 1024, trace: Path | None = None) -> Server:
+        """A real agent on one mock GPU of its own, which is group "g"; `trace`: see traced.py."""
         mock = MockGpus(find_libraries(), self._in_memory() / node, memory_mib * MIB, [Swap(0.0, 0.0)], 1.0)
         self._mocks[node] = mock
         self.agents[node] = f"unix:{self.folder}/{node}.sock"
-        command = python_command(
-            module, "--listen", self.agents[node], "--node", node, f"--group={GROUP}=0",
+        command = _command(
+            "snapshot_agent_server", trace, "--listen", self.agents[node], "--node", node, f"--group={GROUP}=0",
             "--state-dir", str(self.folder / f"{node}-state"))
         return Server(self.family, f"agent-{node}", command, {**self._env, **mock.environment}, self.folder)
 
@@ -160,12 +160,13 @@ class Installation:
             "timeslice_benchmarks.fake_agent", self.agents[node], str(groups), str(jobs), str(delay_s))
         return Server(self.family, f"agent-{node}", command, self._env, self.folder)
 
-    def orchestrator(self, groups: Sequence[str] = (GROUP,), *flags: str, module: str = "orchestrator") -> Server:
-        """An orchestrator of its own default settings for all agents so far, each of which serves all `groups`."""
+    def orchestrator(self, groups: Sequence[str] = (GROUP,), trace: Path | None = None) -> Server:
+        """An orchestrator with its default settings for all agents so far, each of which serves all `groups`."""
         named = ",".join(f"group={group}" for group in groups)
         agents = [word for node, address in self.agents.items() for word in ("--agent", f"{node}={address},{named}")]
-        command = python_command(
-            module, "--listen", self.orchestrator_address, "--state-dir", str(self.folder / "state"), *agents, *flags)
+        command = _command(
+            "orchestrator", trace, "--listen", self.orchestrator_address, "--state-dir", str(self.folder / "state"),
+            *agents)
         return Server(self.family, "orchestrator", command, self._env, self.folder)
 
     def job(self, name: str, size_mib: float, node: str | None = "n0", group: str = GROUP) -> Job:
@@ -192,7 +193,7 @@ class Installation:
         return self._memory_folder
 
 
-@contextlib.contextmanager
-def installation() -> Iterator[Installation]:
-    with Installation() as made:
-        yield made
+def _command(module: str, trace: Path | None, *arguments: str) -> list[str]:
+    if trace is None:
+        return python_command(module, *arguments)
+    return python_command("timeslice_benchmarks.traced", str(trace), module, *arguments)
