@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 LOG = logging.getLogger("orchestrator")
-DELAY_S = 0.005
+DELAY_S = 0.05
+"""Longer than a handoff takes, so that its lines are written behind it; short for who reads along."""
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -28,7 +29,7 @@ class JsonLines(logging.Formatter):
 
 
 class Stdout(logging.Handler):
-    """Lines on stdout; while a loop runs, a few milliseconds later and several at once.
+    """Lines on stdout; while a loop runs, a little later and several at once, warnings and errors at once.
 
     Formatting and writing a line costs a tenth of a millisecond, which a handoff need not wait for.
     """
@@ -40,7 +41,9 @@ class Stdout(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._records.append(record)
-        if len(self._records) > 1:
+        if record.levelno >= logging.WARNING:
+            self.flush()
+        if len(self._records) != 1:
             return
         try:
             asyncio.get_running_loop().call_later(DELAY_S, self.flush)

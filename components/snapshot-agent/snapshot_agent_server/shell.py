@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import partial
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server import logs
@@ -113,6 +112,7 @@ class AgentShell:
         self._call_ids = itertools.count(1)
         self._writer = RecordWriter(store, self._perform)
         self._sample_soon = asyncio.Event()
+        self._sample_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._is_started = asyncio.Event()
@@ -137,8 +137,9 @@ class AgentShell:
                 self._is_started.set()
         finally:
             self._ends.close()
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._sample_timer):
+                if timer is not None:
+                    timer.cancel()
 
     async def started(self) -> None:
         await self._is_started.wait()
@@ -379,12 +380,15 @@ class AgentShell:
                 assert self._tasks is not None, "effects are carried out by `run` only"
                 self._tasks.create_task(self._list_members(effect), name="list members")
             case TakeSample():
-                # Not at once: what comes next on this node, a restore perhaps, shall not share the cores with it.
-                asyncio.get_running_loop().call_later(SOON_S, self._sample_soon.set)
+                # Not at once: what comes next on this node, a restore perhaps, shall not share the cores with it; one
+                # sample behind the last operation shows what all before it changed.
+                if self._sample_timer is not None:
+                    self._sample_timer.cancel()
+                self._sample_timer = asyncio.get_running_loop().call_later(SOON_S, self._sample_soon.set)
 
     def _log(self, level: int, message: str, **fields: object) -> None:
-        """One line for one change of state; after what else this turn of the loop has to do."""
-        asyncio.get_running_loop().call_soon(partial(logs.transition, log, level, message, **fields))
+        """One line for one change of state."""
+        logs.transition(log, level, message, **fields)
 
     async def _call_driver(self, call: CallDriver) -> None:
         outcome = await self._backend.call(call)

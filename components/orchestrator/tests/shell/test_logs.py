@@ -54,6 +54,9 @@ async def test_while_a_loop_runs_lines_are_written_a_little_later_and_in_order(
     asyncio.get_running_loop().call_later(2 * logs.DELAY_S, written.set)
     await written.wait()
     assert [line["msg"] for line in lines(capsys.readouterr().out)] == ["line 0", "line 1", "line 2"]
+    logs.say("next to last")
+    logs.say("beware", level=logging.WARNING)
+    assert [line["msg"] for line in lines(capsys.readouterr().out)] == ["next to last", "beware"]
     logs.say("last")
     logs.flush()
     assert [line["msg"] for line in lines(capsys.readouterr().out)] == ["last"]
