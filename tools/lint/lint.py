@@ -13,6 +13,7 @@ import tempfile
 IMPORT_ROOTS = [
     "benchmarks",
     "components/client-py/src",
+    "components/gpu-mock/python",
     "components/orchestrator",
     "components/snapshot-agent",
     "examples",
@@ -22,7 +23,7 @@ IMPORT_ROOTS = [
 """Where first-party imports start, relative to the repository."""
 
 TYPED_PACKAGES = {
-    "3.10": ["components/client-py/src/timeslice"],
+    "3.10": ["components/client-py/src/timeslice", "components/gpu-mock/python/timeslice_gpu_mock"],
     "3.11": [
         "components/orchestrator/orchestrator",
         "components/snapshot-agent/snapshot_agent_server",
