@@ -154,6 +154,29 @@ def test_sigterm_ends_it_with_success_and_a_second_start_finds_its_state(environ
         assert processes_of(environment) == []
 
 
+def test_program_gets_one_line_when_all_is_ready(environment, start):
+    command = start(*UP, "--json", "--group", "pool=0,1")
+    ready = json.loads(command.wait_for("{"))
+    assert (ready["ready"], ready["pid"], ready["node"]) == (True, command.process.pid, "here")
+    assert ready["orchestrator"] == f"unix:{environment['TIMESLICE_RUNTIME_DIR']}/orchestrator.sock"
+    assert [a["groups"] for a in ready["accelerators"]] == [["pool"], ["pool"]]
+    assert sorted(status(environment)) == ["pool"]
+    command.interrupt()
+    assert command.end() == 130
+    assert len(command.seen) == 1
+    assert command.errors == [f"{verb}ing the {server} ..." for verb, server in (
+        ("start", "snapshot agent"), ("start", "orchestrator"), ("stopp", "orchestrator"), ("stopp", "snapshot agent"),
+    )]  # fmt: skip
+
+
+def test_what_becomes_of_unsaveable_jobs_is_the_orchestrators_to_know(start):
+    command = up(start, "--group", "pool=0", "--on-unsaveable", "kill", "--kill-grace", "5")
+    pid = children_of(command.process.pid)["orchestrator"]
+    told = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    assert told[told.index("--on-unsaveable") + 1] == "kill"
+    assert told[told.index("--kill-grace-s") + 1] == "5.0"
+
+
 def test_without_groups_each_gpu_is_one(environment, start):
     up(start)
     groups = status(environment)
@@ -295,6 +318,13 @@ def refused(environment, *arguments: str, code: int = 2) -> str:
         (["--node", "a,b"], "node name"),
         (["--listen", "nowhere"], "--listen 'nowhere' is neither"),
         (["--listen", "unix:/tmp/x"], "is not HOST:PORT"),
+        (["--listen", "0.0.0.0:1"], "say --insecure-listen"),
+        (["--insecure-listen"], "says nothing without --listen"),
+        (["--on-unsaveable", "perhaps"], "'perhaps' is neither wait nor kill, alone or as GROUP=POLICY"),
+        (["--on-unsaveable", "=kill"], "alone or as GROUP=POLICY"),
+        (["--group", "a=0", "--on-unsaveable", "b=kill"], "there is no --group b"),
+        (["--kill-grace", "0"], "above 0"),
+        (["--kill-grace", "soon"], "invalid float value: 'soon'; see timeslice up --help"),
     ],
 )
 def test_arguments_that_cannot_be(environment, arguments, text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
@@ -23,6 +24,18 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     """Does it; returns the exit code, or raises CommandError or SettingsError."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Fits a description's paragraphs to the terminal, but keeps its examples, which are indented."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+        self._action_max_length = 15  # argparse forgets that the names of commands are indented once more.
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(p if p.startswith(" ") else textwrap.fill(p, width) for p in paragraphs)
 
 
 class Parser(argparse.ArgumentParser):

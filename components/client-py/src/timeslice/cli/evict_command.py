@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from timeslice.cli.command import Command, add_json, add_target, quiet_grpc
+from timeslice.cli.command import Command, HelpFormatter, add_json, add_target, quiet_grpc
 from timeslice.cli.completing import completes_groups
 from timeslice.cli.errors import BAD_INPUT, CommandError
 
@@ -23,7 +23,7 @@ It says what it would do and asks, unless you say --yes; clear-fault takes nothi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
 
     action = _action(actions, "end-lease", "end the lease of a group's holder: it is frozen and saved")
     _group(action)
@@ -57,7 +57,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(
-        name, help=summary, description=summary[0].upper() + summary[1:] + "."
+        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", formatter_class=HelpFormatter
     )
     parser.add_argument("--reason", default="", metavar="TEXT", help="shown to the job and kept in the log")
     parser.add_argument("--yes", action="store_true", help="do not ask")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from timeslice._settings import SettingsError
-from timeslice.cli.command import Command, Parser
+from timeslice.cli.command import Command, HelpFormatter, Parser
 from timeslice.cli.completion_command import COMPLETION
 from timeslice.cli.doctor_command import DOCTOR
 from timeslice.cli.errors import BAD_INPUT, CommandError
@@ -25,20 +25,21 @@ DESCRIPTION = """\
 Reinforcement-learning jobs take turns on the same accelerators.
 
   timeslice up --group samplers=0 --group trainers=1
-  timeslice status
+  timeslice watch
+  timeslice COMMAND --help
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    top = Parser(prog="timeslice", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = Parser(prog="timeslice", description=DESCRIPTION, formatter_class=HelpFormatter)
     top.add_argument("--version", action="store_true", help="show the versions of timeslice, Python and grpcio")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for command in COMMANDS:
         reader = commands.add_parser(
             command.name,
             help=command.summary,
             description=command.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         command.add_arguments(reader)
         reader.set_defaults(run=command.run)

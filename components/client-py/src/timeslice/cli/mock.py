@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 from timeslice._gpu_mock import mock_folder
 from timeslice.cli.errors import BAD_INPUT, CommandError
 
 
-def become_on_mock_gpus(gpus: str, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+def become_on_mock_gpus(gpus: str, arguments: Sequence[str], env: Mapping[str, str], notes: TextIO) -> None:
     """Make the mock GPUs, unless there are some, and start `timeslice ARGUMENTS` anew with them in sight.
 
     Returns only where this process sees them already: the dynamic loader looks for libraries where it was told to when
@@ -28,10 +29,10 @@ def become_on_mock_gpus(gpus: str, arguments: Sequence[str], env: Mapping[str, s
     command = str(folder / "gpu-mock")
     bare = {name: value for name, value in env.items() if name != "TIMESLICE_GPU_MOCK"}  # Else `show` makes some.
     if _run([command, "show"], bare).returncode == 0:
-        print("using the mock GPUs that are there already; `gpu-mock reset --all` removes them")
+        print("using the mock GPUs that are there already; `gpu-mock reset --all` removes them", file=notes)
     elif (made := _run([command, "create", gpus], bare)).returncode:
         raise CommandError(f"--mock {gpus}: {made.stderr.strip()}; for example --mock 2x80GiB", BAD_INPUT)
-    print("jobs see the mock GPUs when started with: gpu-mock run -- COMMAND", flush=True)
+    print("jobs see the mock GPUs when started with: gpu-mock run -- COMMAND", file=notes, flush=True)
     os.execve(command, [command, "run", "--", sys.executable, "-m", "timeslice.cli", *arguments], bare)
 
 

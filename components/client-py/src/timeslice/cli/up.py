@@ -4,95 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import queue
-import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb2_grpc
 from timeslice._channel import open_channel, status_of
-from timeslice._processes import node_name
-from timeslice._settings import check_address, make_private, runtime_dir, socket_address, state_dir
+from timeslice._settings import make_private, socket_address
 from timeslice.cli.children import Child, Ended, Events, Said, Signalled
 from timeslice.cli.errors import BAD_INPUT, CommandError
 from timeslice.cli.gpus import check_driver
 from timeslice.cli.one_at_a_time import claimed
+from timeslice.cli.up_plan import Plan
 
 READY_TIMEOUT_S = 120.0
 """From a server's start to its ready line: initialising a driver on a machine with many GPUs takes a minute."""
 STOP_TIMEOUT_S = 30.0
 """From SIGTERM to SIGKILL: a switch under way may be finished or rolled back in it."""
 
-_NAME = re.compile(r"[^\s=,:+\x00-\x1f\x7f]{1,253}")
-_GPU = re.compile(r"\d{1,4}|(GPU|MIG)-[0-9A-Za-z-]+")
 
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be started."""
-
-    groups: Mapping[str, Sequence[str]]
-    """GPUs by group; empty: each GPU is a group."""
-    node: str
-    runtime_dir: Path
-    state_dir: Path
-    listen: str | None
-
-
-def plan(
-    groups: Sequence[str], node: str | None, state: str | None, listen: str | None, env: Mapping[str, str]
-) -> Plan:
-    """What the arguments and the environment ask for.
-
-    Raises:
-        CommandError, SettingsError: that cannot be; the text says why.
-    """
-    if listen is not None:
-        check_address(listen, "--listen")
-        if listen.startswith("unix:"):
-            raise CommandError(f"--listen {listen} is not HOST:PORT; a unix socket is served anyway", BAD_INPUT)
-    name = node or node_name(env)
-    if not _NAME.fullmatch(name):
-        raise CommandError(f"node name {name!r} cannot be used; choose one without = , : + or spaces", BAD_INPUT)
-    return Plan(
-        _parse_groups(groups), name, runtime_dir(env), Path(state) if state else state_dir(env), listen
-    )
-
-
-def _parse_groups(specs: Sequence[str]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    owner: dict[str, str] = {}
-    for spec in specs:
-        name, equals, listed = spec.partition("=")
-        gpus = listed.split(",")
-        if not equals or not _NAME.fullmatch(name) or not all(_GPU.fullmatch(gpu) for gpu in gpus):
-            raise CommandError(
-                f"--group {spec!r} is not NAME=GPU[,GPU...]; for example --group trainers=0,1 (a GPU is an index or a"
-                " UUID; a name has no = , : + or spaces)",
-                BAD_INPUT,
-            )
-        if name in groups:
-            raise CommandError(f"--group {name} is given twice; name all its GPUs in one", BAD_INPUT)
-        for gpu in gpus:
-            if gpu in owner:
-                raise CommandError(
-                    f"GPU {gpu} is in group {owner[gpu]} and again in {name}; it can be in one group only", BAD_INPUT
-                )
-            owner[gpu] = name
-        groups[name] = gpus
-    return groups
-
-
-def up(wanted: Plan) -> int:
+def up(wanted: Plan, as_json: bool = False) -> int:
     """Run the servers until a signal; returns the exit code: 130 after Ctrl-C, 0 after SIGTERM.
+
+    `as_json`: stdout is for a program, which gets one line when all is ready; what is for people goes to stderr.
 
     Raises:
         CommandError, SettingsError: they cannot be started, or one of them ended; the other one was stopped.
@@ -111,7 +54,7 @@ def up(wanted: Plan) -> int:
     try:
         with claimed(wanted.runtime_dir, "runtime folder"), claimed(wanted.state_dir, "state folder"):
             check_driver()
-            return _Servers(wanted, orchestrator_socket, agent_socket).run()
+            return _Servers(wanted, orchestrator_socket, agent_socket, as_json).run()
     finally:
         if new:
             with contextlib.suppress(OSError):  # Somebody else's file is in it.
@@ -121,8 +64,8 @@ def up(wanted: Plan) -> int:
 class _Servers:
     """The two children and what happens to them."""
 
-    def __init__(self, wanted: Plan, orchestrator_socket: str, agent_socket: str) -> None:
-        self._plan = wanted
+    def __init__(self, wanted: Plan, orchestrator_socket: str, agent_socket: str, as_json: bool) -> None:
+        self._plan, self._as_json = wanted, as_json
         self._orchestrator_socket, self._agent_socket = orchestrator_socket, agent_socket
         self._events: Events = queue.SimpleQueue()
         self._started: list[Child] = []
@@ -160,7 +103,7 @@ class _Servers:
 
     def _start_one(self, child: Child, ready: str) -> int | None:
         """Start it and wait for its ready line; the number of a signal that came first."""
-        print(f"starting the {child.name} ...", flush=True)
+        self._say(f"starting the {child.name} ...")
         self._started.append(child)
         child.start(self._started[0].pid if len(self._started) > 1 else 0)
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -189,7 +132,7 @@ class _Servers:
         for child in reversed(self._started):
             if not child.is_running():
                 continue
-            print(f"stopping the {child.name} ...", flush=True)
+            self._say(f"stopping the {child.name} ...")
             child.stop()
             deadline = time.monotonic() + STOP_TIMEOUT_S
             while child.is_running():
@@ -226,6 +169,12 @@ class _Servers:
         arguments = ["--listen", self._orchestrator_socket]
         if self._plan.listen is not None:
             arguments += ["--listen", self._plan.listen]
+        if self._plan.insecure_listen:
+            arguments.append("--insecure-listen")
+        for policy in self._plan.on_unsaveable:
+            arguments += ["--on-unsaveable", policy]
+        if self._plan.kill_grace_s is not None:
+            arguments += ["--kill-grace-s", str(self._plan.kill_grace_s)]
         return [*arguments, "--agent", node, "--state-dir", str(self._plan.state_dir)]
 
     def _accelerators(self) -> list[pb2.AcceleratorStatus]:
@@ -237,7 +186,13 @@ class _Servers:
                 raise CommandError(f"the snapshot agent does not say what it has: {status_of(err).details}") from err
         return list(reply.accelerator_statuses)
 
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr if self._as_json else sys.stdout, flush=True)
+
     def _show(self, accelerators: Sequence[pb2.AcceleratorStatus]) -> None:
+        if self._as_json:
+            print(json.dumps(self._as_data(accelerators)), flush=True)
+            return
         listen = f" and {self._plan.listen}" if self._plan.listen else ""
         print(f"\ntimeslice is up (pid {os.getpid()}) on node {self._plan.node}")
         print(f"  orchestrator   {self._orchestrator_socket}{listen}")
@@ -248,6 +203,22 @@ class _Servers:
             size = f"{accelerator.memory_total_bytes / 2**30:.2f} GiB"
             print(f"  GPU {index}          {group} ({accelerator.name or accelerator.id}, {size})")
         print("\nJobs of this user find it by themselves; see `timeslice status`. Ctrl-C stops it.", flush=True)
+
+
+    def _as_data(self, accelerators: Sequence[pb2.AcceleratorStatus]) -> dict[str, Any]:
+        return {
+            "ready": True,
+            "pid": os.getpid(),
+            "node": self._plan.node,
+            "orchestrator": self._orchestrator_socket,
+            "listen": self._plan.listen,
+            "agent": self._agent_socket,
+            "state_dir": str(self._plan.state_dir),
+            "accelerators": [
+                {"id": a.id, "name": a.name, "memory_total_bytes": a.memory_total_bytes, "groups": list(a.groups)}
+                for a in accelerators
+            ],
+        }
 
 
 @contextlib.contextmanager

@@ -8,14 +8,13 @@ from timeslice.cli.command import Command, add_json, add_target, quiet_grpc
 from timeslice.cli.completing import completes_groups
 
 DESCRIPTION = """\
-Show the groups as they change, until Ctrl-C. The orchestrator pushes each change; its restarts are waited for.
+Show the groups as they change, until Ctrl-C. The orchestrator pushes each change; its restarts are waited for. On a
+terminal it is a live table (with rich: pip install 'timeslice-rl[cli]'), else a line for each event.
 
   timeslice watch
   timeslice watch trainers samplers
   timeslice watch | grep granted
   timeslice watch --json | jq 'select(.kind == "blocked")'
-
-On a terminal it is a live table (with rich: pip install 'timeslice-rl[cli]'), else a line for each event.
 """
 
 
