@@ -172,6 +172,11 @@ class Shell:
                     say("before the failure", level=logging.ERROR, at_s=at_s, event=repr(event))
 
 
+WARNINGS = frozenset(
+    {"blocked", "faulted", "kill_failed", "misconfigured", "overlapped", "store_failed", "unexplained"})
+"""Events after which a person may want to act."""
+
+
 def _log(published: Publish) -> None:
     parts = [f"group {published.group}: {published.kind.replace('_', ' ')}"]
     if published.job:
@@ -182,5 +187,5 @@ def _log(published: Publish) -> None:
         parts.append(published.detail)
     say(
         ", ".join(parts), group=published.group, kind=published.kind, job=published.job, node=published.node,
-        token=published.token,
+        token=published.token, level=logging.WARNING if published.kind in WARNINGS else logging.INFO,
         ms=None if published.duration_s is None else round(published.duration_s * 1000, 3))

@@ -6,7 +6,6 @@ asked instead (`polling.py`).
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -36,7 +35,6 @@ from orchestrator.core.events import (
     Unlocked,
 )
 from orchestrator.core.types import AgentErrorKind, Epoch
-from orchestrator.logs import say
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 
@@ -231,7 +229,7 @@ class AgentLink:
             self._post(done)
 
     async def _kill(self, effect: KillContext) -> None:
-        """Ask for a context's end, which is then told as any context's. A failure is said, for nobody else tells it."""
+        """Ask for a context's end, which is then told as any context's."""
         if self._polled is not None:
             kind, text = AgentErrorKind.UNSUPPORTED, f"the agent of node {self._node!r} cannot kill processes"
         else:
@@ -240,10 +238,6 @@ class AgentLink:
                 return
             except AgentError as error:
                 kind, text = error.kind, str(error)
-        if kind is not AgentErrorKind.GONE:
-            say(f"job {effect.job!r} was not killed on node {self._node!r}: {text}", level=logging.WARNING,
-                group=effect.group, job=effect.job, node=self._node,
-                advice="end its processes by hand" if kind is AgentErrorKind.UNSUPPORTED else None)
         self._fail(effect, kind, text)
 
     async def _query(self, effect: QueryOperation) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from orchestrator.core import texts
 from orchestrator.core.common import Common
+from orchestrator.core.conditions import Standing, standing
 from orchestrator.core.effects import Refuse, StepDown
 from orchestrator.core.events import AcquireRequested, YieldRequested
 from orchestrator.core.holding import Holding
 from orchestrator.core.leases import Leases
 from orchestrator.core.ledger import Ledger
+from orchestrator.core.nodes import is_unexplained
 from orchestrator.core.operations import End, OperationKind, Operations, Outcome
 from orchestrator.core.site import Site, Trouble
 from orchestrator.core.switch import Phase, Switch
@@ -20,6 +22,7 @@ from orchestrator.core.switch_steps import forward_steps
 from orchestrator.core.timers import Timer
 from orchestrator.core.types import (
     NO_TOKEN,
+    AgentErrorKind,
     CallId,
     ContextState,
     EndedLease,
@@ -68,11 +71,15 @@ class Group:
         """Who was found on the device without the lease, and since when."""
         self.overlap: str | None = None
         """Why the group is not served; None: it is."""
+        self.mismatch: str | None = None
+        """How the configured accelerators differ from what the agents say; None: not at all."""
         self.first_seen_s = now
         self.switched_s = now
         """When a switch last began or ended."""
         self._intruder_locks: set[OperationId] = set()
         self._unreachable: set[NodeId] = set()
+        self._standing = Standing(self.site)
+        self._watch_unheard_nodes(now)
         if record is not None:
             self._take_over(record, now)
 
@@ -152,10 +159,30 @@ class Group:
         for job in lost:
             self.site.fault(job, f"its context on node {node!r} is lost with the node")
 
-    def reconfigure(self, config: GroupConfig) -> None:
+    def reconfigure(self, config: GroupConfig, now: float) -> None:
         """Take over changed policies and nodes; what is under way on a node that is no longer named runs out."""
         self.site.config = config
         self.site.nodes = [self._common.nodes[node] for node in config.nodes]
+        self._watch_unheard_nodes(now)
+        self.compare_accelerators()
+
+    def compare_accelerators(self) -> None:
+        """Note how the configured accelerators differ from what the agents say, once all have said it."""
+        site = self.site
+        configured = {f"{node}/{accelerator}" for node, accelerator in site.config.accelerators}
+        told = site.accelerators()
+        self.mismatch = None
+        if configured and site.is_known and configured != set(told):
+            self.mismatch = (
+                f"configured are {', '.join(sorted(configured))}; the agents say {', '.join(told) or 'none'}"
+            )
+
+    def _watch_unheard_nodes(self, now: float) -> None:
+        """A node that was never heard becomes unreachable, too."""
+        for node in self.site.nodes:
+            due_s = node.since_s + self._common.settings.unreachable_after_s
+            if not node.is_connected and due_s > now:
+                self.site.look_at(due_s, f"silence/{node.id}")
 
     # ------------------------------------------------------------ agents and time
 
@@ -200,6 +227,17 @@ class Group:
                 trouble = site.troubles.setdefault(operation.job, Trouble())
                 trouble.failed(f"node {operation.node}: {outcome.error}", cannot_lock=False)
 
+    def kill_failed(self, operation: OperationId, kind: AgentErrorKind, error: str, now: float) -> bool:
+        """A call did not succeed; tell whether it was a kill. Who is still there is shown until it is gone."""
+        killed = self.site.operations.take_kill(operation)
+        if killed is not None and kind is not AgentErrorKind.GONE:
+            node, job = killed
+            since_s, before = self.site.kill_failures.get(killed, (now, ""))
+            self.site.kill_failures[killed] = (since_s, error)
+            if error != before:
+                self.site.publish("kill_failed", job, node, detail=error)
+        return killed is not None
+
     def raise_token(self, token: Token, now: float) -> None:
         """An agent has seen this token: ours start above it."""
         if token <= self.last_token:
@@ -238,6 +276,7 @@ class Group:
             raise AssertionError(f"group {self.id!r} does not come to rest")
         self._lock_intruders(now)
         self._tell_silence(now)
+        self._standing.update(standing(self, self._common.sessions, now))
         self.ledger.flush(self.record, now)
 
     def _tell_silence(self, now: float) -> None:
@@ -245,6 +284,8 @@ class Group:
         silent = {node.id for node in self.site.nodes if self.site.silence_since(node, now) is not None}
         for node in sorted(silent - self._unreachable):
             self.site.publish("node_unreachable", node=node)
+        for node in sorted(self._unreachable - silent):
+            self.site.publish("node_reachable", node=node)
         self._unreachable = silent
 
     def _step(self, now: float) -> bool:
@@ -372,11 +413,18 @@ class Group:
                 del site.faults[job]  # its processes are gone: the next ones start without it
                 self.ledger.changed()
                 site.publish("fault_cleared", job)
+        unexplained = set()
         for node in site.nodes:
             for job, context in node.contexts(self.id).items():
                 if context.state is ContextState.FAULTED and job not in site.faults:
                     reason = context.reason or "its context is in the driver's FAILED state"
                     site.fault(job, f"node {node.id}: {reason}")
+                elif context.state is ContextState.TRANSITIONING and is_unexplained(context):
+                    unexplained.add((node.id, job))
+        site.unexplained = unexplained
+        for killed in list(site.kill_failures):
+            if not site.is_on_device(*killed):
+                del site.kill_failures[killed]
 
     def _act_on_faults(self, now: float) -> None:
         """End the lease of a faulted job, refuse its waiters, repair it no further."""

@@ -16,7 +16,7 @@ from orchestrator.core.types import (
     NodeId,
 )
 
-UNEXPLAINED = "was saved, or may be; its agent now shows it without a context, and no end of its processes explains that"
+UNEXPLAINED = "was saved, or may be; its agent shows it without a context, and no end of its processes explains that"
 
 
 class Node:

@@ -115,6 +115,8 @@ class Operations:
         self._by_context: dict[tuple[NodeId, JobId], Operation] = {}
         self._by_id: dict[OperationId, Operation] = {}
         self._pauses: dict[NodeId, tuple[float, int]] = {}
+        self._kills: dict[tuple[NodeId, JobId], OperationId] = {}
+        """The newest kill of each context: it has no answer but a failure, or that the context is gone."""
         self.silent_since: dict[NodeId, float] = {}
         """Nodes that are connected and leave calls of this group unanswered, and since when."""
 
@@ -152,10 +154,13 @@ class Operations:
 
     def kill(self, node: NodeId, job: JobId, token: Token, reason: str) -> None:
         """Ask for the end of a context's processes. That needs no room among the calls: it waits for none of them."""
+        self._forget_kill(node, job)
+        operation = self._kills[(node, job)] = self._ids.operation("kill")
+        self._ids.owners[operation] = self._group
         self._out.append(
             KillContext(
                 node=node,
-                operation=self._ids.operation("kill"),
+                operation=operation,
                 group=self._group,
                 job=job,
                 token=token,
@@ -249,8 +254,16 @@ class Operations:
         self._finish(operation, End.LOST, now)
         return Outcome(operation, End.LOST, "the agent knows no such operation")
 
+    def take_kill(self, id_: OperationId) -> tuple[NodeId, JobId] | None:
+        """Return whose end was asked for by the newest kill of this id, and forget it; None: there is none."""
+        context = next((context for context, kill in self._kills.items() if kill == id_), None)
+        if context is not None:
+            self._forget_kill(*context)
+        return context
+
     def context_gone(self, node: NodeId, job: JobId, now: float) -> Outcome | None:
         """The context of an operation is absent now, so nothing else can become of it."""
+        self._forget_kill(node, job)
         operation = self._by_context.get((node, job))
         if operation is None:
             return None
@@ -287,6 +300,9 @@ class Operations:
     def forget_node(self, node: NodeId, now: float) -> list[Outcome]:
         """A node is gone for good, and with it what was under way there."""
         gone = self.on(node)
+        for killed_on, job in list(self._kills):
+            if killed_on == node:
+                self._forget_kill(node, job)
         for operation in gone:
             self._finish(operation, End.GONE, now)
         self._pauses.pop(node, None)
@@ -294,6 +310,11 @@ class Operations:
         return [Outcome(operation, End.GONE, "the node is gone for good") for operation in gone]
 
     # ------------------------------------------------------------ helpers
+
+    def _forget_kill(self, node: NodeId, job: JobId) -> None:
+        kill = self._kills.pop((node, job), None)
+        if kill is not None:
+            del self._ids.owners[kill]
 
     def _ask(
         self,

@@ -50,7 +50,7 @@ from orchestrator.core.identifiers import Identifiers
 from orchestrator.core.invariants import check_group
 from orchestrator.core.nodes import Node
 from orchestrator.core.operations import Outcome
-from orchestrator.core.sessions import Session, Sessions
+from orchestrator.core.sessions import STARVED, Session, Sessions
 from orchestrator.core.shares import held_by
 from orchestrator.core.timers import Timers
 from orchestrator.core.types import (
@@ -204,13 +204,15 @@ class Orchestrator:
             record = self._records.pop(config.group, None)
             self._groups[config.group] = Group(config, record, self._common, now)
         else:
-            known.reconfigure(config)
+            known.reconfigure(config, now)
         self._touch(config.group)
 
     def _wake(self, now: float) -> None:
         self._woken_at = None
         for timer in self._timers.take_due(now):
-            if timer.group is None:
+            if timer.group is None and timer.purpose == STARVED:
+                self._touch_groups_of(SessionId(timer.subject))
+            elif timer.group is None:
                 self._end_sessions(self._sessions.wake(SessionId(timer.subject), now), now)
             elif timer.group in self._groups:
                 self._groups[timer.group].wake(timer, now)
@@ -257,6 +259,8 @@ class Orchestrator:
     def _apply_session(self, event: SessionRenewed | SessionStreamLost | SessionClosed, now: float) -> None:
         match event:
             case SessionRenewed():
+                if self._sessions.starved_since(event.session, now) is not None:
+                    self._touch_groups_of(event.session)
                 session = self._sessions.renew(event, now)
                 if isinstance(session, Refusal):
                     self._out.append(Refuse(event.stream, session))
@@ -273,6 +277,12 @@ class Orchestrator:
                 self._end_sessions(self._sessions.close(stream, now), now)
             case _:
                 assert_never(event)
+
+    def _touch_groups_of(self, session: SessionId) -> None:
+        """What this session's groups show may have changed."""
+        known = self._sessions.get(session)
+        for name in sorted(known.groups) if known is not None else ():
+            self._touch(name)
 
     def _end_sessions(self, ended: list[Session], now: float) -> None:
         for session in ended:
@@ -411,6 +421,7 @@ class Orchestrator:
                 for later in owners[1:]:
                     reasons[later] = f"accelerator {node.id}/{view.accelerator} belongs to group {owners[0]!r} too"
         for name, group in self._groups.items():
+            group.compare_accelerators()
             if group.overlap != reasons.get(name):
                 group.overlap = reasons.get(name)
                 self._touch(name)
@@ -438,7 +449,8 @@ class Orchestrator:
             case Unlocked(_, operation):
                 outcome = operations.lock_changed(operation, False, now)
             case AgentCallFailed(_, operation, kind, error):
-                outcome = operations.call_failed(operation, kind, error, now)
+                if not self._groups[name].kill_failed(operation, kind, error, now):
+                    outcome = operations.call_failed(operation, kind, error, now)
             case _:
                 assert_never(event)
         self._note(name, outcome, now)

@@ -21,6 +21,8 @@ from orchestrator.core.types import (
 )
 
 SHORTEST_TTL_S = 1.0
+STARVED = "starved"
+"""Purpose of the timer that is due when a session should have been renewed."""
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class Sessions:
             self._by_job.setdefault(job, set()).add(session)
             self._set_processes(known, processes)
             self._watch(known, now)
+            self._timers.set(Timer(None, STARVED, session), now + ttl_s)
         return known
 
     def renew(self, event: SessionRenewed, now: float) -> Session | Refusal:
@@ -107,6 +110,7 @@ class Sessions:
         session.alone_since_s = None
         self._set_processes(session, event.processes)
         self._watch(session, now)
+        self._timers.set(Timer(None, STARVED, session.id), now + session.ttl_s)
         return session
 
     def lose_stream(self, stream: CallId, now: float) -> list[Session]:
@@ -138,10 +142,11 @@ class Sessions:
         known = self._sessions.get(session)
         return self._judge([known], now) if known is not None else []
 
-    def is_starved(self, session: SessionId, now: float) -> bool:
-        """Tell whether a living session's client has missed its renewals for longer than its time to live."""
+    def starved_since(self, session: SessionId, now: float) -> float | None:
+        """Return since when a living session should have been renewed; None: its time to live is not over."""
         known = self._sessions.get(session)
-        return known is not None and now - known.renewed_s > known.ttl_s
+        due_s = known.renewed_s + known.ttl_s if known is not None else now + 1.0
+        return due_s if now >= due_s else None
 
     # ------------------------------------------------------------ helpers
 
@@ -206,6 +211,7 @@ class Sessions:
         for process in session.processes:
             self._by_node.get(process.node, set()).discard(session.id)
         self._timers.cancel(Timer(None, "session", session.id))
+        self._timers.cancel(Timer(None, STARVED, session.id))
         self._ended[session.id] = now
         while self._ended and next(iter(self._ended.values())) < now - self._settings.outcome_kept_s:
             self._ended.popitem(last=False)

@@ -70,6 +70,10 @@ class Site:
     blocked_since: dict[JobId, float] = field(default_factory=dict)
     indeterminate: dict[tuple[NodeId, JobId], str] = field(default_factory=dict)
     """Contexts of which the driver has not said how an operation ended, and what the agent said of that."""
+    unexplained: set[tuple[NodeId, JobId]] = field(default_factory=set)
+    """Contexts that were saved, or may be, and that their agent no longer knows."""
+    kill_failures: dict[tuple[NodeId, JobId], tuple[float, str]] = field(default_factory=dict)
+    """Contexts on the device that could not be killed: since when, and why."""
     pauses: dict[ContextCall, float] = field(default_factory=dict)
     failures: dict[ContextCall, int] = field(default_factory=dict)
 
@@ -93,6 +97,13 @@ class Site:
     def has(self, job: JobId, *states: ContextState) -> bool:
         """Tell whether a context of the job is in one of these states on some node."""
         return any(context.state in states for _, context in self.contexts_of(job))
+
+    def is_on_device(self, node: NodeId, job: JobId) -> bool:
+        """Tell whether a job's context on a node may have anything on the device."""
+        return any(
+            other.id == node and context.state not in (ContextState.IDLE, ContextState.SAVED)
+            for other, context in self.contexts_of(job)
+        )
 
     def jobs(self) -> set[JobId]:
         """Return the jobs that have a context on any node."""

@@ -373,6 +373,8 @@ class ConditionKind(StrEnum):
     """A node's agent does not answer."""
     UNEXPLAINED = "Unexplained"
     """An agent no longer knows a context that was saved, and no process has ended."""
+    KILL_FAILED = "KillFailed"
+    """The jobs named should have been killed, and could not be."""
     STORE_UNAVAILABLE = "StoreUnavailable"
     """A record could not be written: no new grants until it can."""
     OVERLAP = "Overlap"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.core import effects as fx
 from orchestrator.core.types import RefusalCode
 from world import World
 
@@ -72,7 +73,7 @@ def test_foreign_record_makes_the_orchestrator_step_down(world: World) -> None:
     record = world.store.records[world.grants[0].group]
     world.store.records[record.group] = type(record)(group=record.group, version=record.version)
     while ("store", "g") in world.channels and world.stepped_down is None:
-        if len(world.trace) and "ReadRecord" in str(world.trace[-1]):
+        if any(isinstance(effect, fx.ReadRecord) for effect in world.trace):
             world.store.records[record.group] = type(record)(
                 group=record.group,
                 version=type(record.version)(record.version + 7),

@@ -444,6 +444,8 @@ class World:
         self.stepped_down: str | None = None
         self.wake_at: float | None = None
         self.kills: list[fx.KillContext] = []
+        self.kill_failure: tuple[AgentErrorKind, str] | None = None
+        """How every kill fails; None: it does not."""
         self.trace: deque[ev.Event | fx.Effect] = deque(maxlen=400)
         self.unwritten: dict[GroupId, fx.Record] = {}
         self.cancelled: set[CallId] = set()
@@ -592,6 +594,9 @@ class World:
         self.post(("answer", effect.node, effect.operation), lambda: self.handle(event))
 
     def _kill(self, effect: fx.KillContext) -> None:
+        if self.kill_failure is not None:
+            self.handle(ev.AgentCallFailed(effect.node, effect.operation, *self.kill_failure))
+            return
         self.agents[effect.node].disappear(effect.job, effect.group)
 
     # ---- running

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -351,7 +352,9 @@ async def test_row_11_an_agent_that_cannot_kill_leaves_the_group_blocked(tmp_pat
         await up.give_back(lease)
         async with asyncio.timeout(LIMIT_S):
             await up.agent.called("Kill")
-        await up.shows(lambda status: any(c.type == "Blocked" and c.jobs == ["a"] for c in status.conditions))
+        wanted = {"Blocked", "KillFailed"}
+        await up.shows(lambda status: {c.type for c in status.conditions if c.jobs == ["a"]} == wanted)
+        await up.process.logged(lambda line: line.get("kind") == "kill_failed" and line["level"] == "warning")
         assert not waiting.done()
         up.agent.remove("a", "g")  # by hand
         async with asyncio.timeout(LIMIT_S):
@@ -381,3 +384,31 @@ async def test_an_operator_kills_where_the_node_answers_and_is_told_where_it_doe
         assert (request.reason, request.leader_epoch, request.fencing_token > 0) == ("stuck", 1, True)
         assert set(up.agent.contexts) == {("b", "g")}
         waiting.cancel()
+
+
+async def test_row_5_missed_renewals_on_a_living_stream_are_told_to_watchers_and_end_with_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as up:
+        session = up.stub.Session()
+        renewal = pb.SessionRequest(session_id="s", job_id="a", ttl_ms=1000)
+        await session.write(renewal)
+        await session.read()
+        watch = up.stub.WatchGroups(pb.WatchGroupsRequest(group_ids=["g"]))
+        await up.hold("a", session_id="s")
+        async with asyncio.timeout(LIMIT_S):
+            event = await next_event(watch, "starved")
+            assert (event.job_id, "session 's'" in event.detail) == ("a", True)
+            assert [condition.type for condition in event.group.conditions] == ["Starved"]
+            await session.write(renewal)
+            event = await next_event(watch, "starvation_ended")
+        assert not event.group.conditions
+        assert event.group.lease.owner_session_id == "s"
+        session.cancel()
+        watch.cancel()
+
+
+async def next_event(watch: Any, kind: str) -> pb.GroupEvent:
+    while (event := await watch.read()).kind != kind:
+        pass
+    return event
