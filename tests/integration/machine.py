@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -27,6 +27,8 @@ from timeslice_orchestrator.v1alpha1 import orchestrator_pb2, orchestrator_pb2_g
 
 START_S = 30.0
 """A server that has not said that it is ready by then has failed; they take about a second."""
+
+LOOK_AGAIN_S = 0.05
 
 HERE = Path(__file__).parent
 
@@ -52,6 +54,10 @@ class Server:
         while not ready.wait(0.2):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"{self._arguments} did not become ready:\n{self.log.read_text()[-4000:]}")
+
+    def replace_argument(self, old: str, new: str) -> None:
+        """The next start is given `new` in place of `old`."""
+        self._arguments = [new if argument == old else argument for argument in self._arguments]
 
     def _read(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
         assert process.stdout is not None
@@ -182,85 +188,44 @@ class Node:
         return [json.loads(line) for line in self.gpu_mock("journal", "--json").splitlines()]
 
 
-class Machine:
-    """Orchestrator and nodes; a context manager that leaves no process behind."""
+class Installation:
+    """An orchestrator and its clients; a context manager that leaves no process behind."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        nodes: dict[str, dict[str, str]] | None = None,
-        gpus: str = "1x32MiB",
-        agent_flags: tuple[str, ...] = (),
-        orchestrator_flags: tuple[str, ...] = (),
-    ) -> None:
-        """`nodes`: node name -> {group: accelerators}; default one node "n0" with group "g" on its GPU 0."""
-        nodes = nodes or {"n0": {"g": "0"}}
+    def __init__(self, folder: Path, listen: str, agents: list[str], flags: tuple[str, ...] = ()) -> None:
+        """`agents`: what is given as --agent. A port of 0 in `listen` is chosen at the start."""
         self.folder = folder
-        self.nodes = {
-            name: Node(name, folder / name, gpus, groups, list(agent_flags)) for name, groups in nodes.items()
-        }
-        self.address = f"unix:{folder}/orch.sock"
-        agents = []
-        for name, groups in nodes.items():
-            agents += ["--agent", ",".join([f"{name}={self.nodes[name].address}", *(f"group={g}" for g in groups)])]
+        self.address = listen
         env = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+        named = [flag for agent in agents for flag in ("--agent", agent)]
+        state = ["--listen", listen, "--state-dir", str(folder / "state")]
         self.orchestrator = Server(
-            [
-                "-m",
-                "orchestrator",
-                "--listen",
-                self.address,
-                "--state-dir",
-                str(folder / "state"),
-                *agents,
-                *orchestrator_flags,
-            ],
-            env,
-            folder / "orchestrator.log",
-            "orchestrator ready",
+            ["-m", "orchestrator", *state, *named, *flags], env, folder / "orchestrator.log", "orchestrator ready"
         )
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Machine:
-        with contextlib.ExitStack() as stack:
-            for node in self.nodes.values():
-                node.agent.start()
-                stack.callback(node.agent.stop)
-            self.orchestrator.start()
-            stack.callback(self.orchestrator.stop)
-            self._stack = stack.pop_all()
+    def __enter__(self) -> Self:
+        self.orchestrator.start()
+        self._stack.callback(self.orchestrator.stop)
+        listen = self.address
+        if listen.endswith(":0"):
+            lines = [json.loads(line) for line in self.orchestrator.log.read_text().splitlines() if line[0] == "{"]
+            [self.address] = next(line["listen"] for line in lines if line["msg"] == "orchestrator ready")
+            self.orchestrator.replace_argument(listen, self.address)
         return self
 
     def __exit__(self, *exception: object) -> None:
         if exception[0] is not None:
-            for log in (self.orchestrator.log, *(node.agent.log for node in self.nodes.values())):
-                print(f"--- {log.name}\n{log.read_text()[-6000:]}")
+            self._show(self.orchestrator)
         self._stack.close()
 
-    @property
-    def node(self) -> Node:
-        """The only node."""
-        [node] = self.nodes.values()
-        return node
+    @staticmethod
+    def _show(server: Server) -> None:
+        print(f"--- {server.log.name}\n{server.log.read_text()[-6000:]}")
 
     def client(self, job: str, group: str = "g", **settings: Any) -> TimeSliceOrchestratorClient:
         client = TimeSliceOrchestratorClient(self.address, job_id=job, group_id=group, **settings)
         self._stack.callback(client.close)
         return client
-
-    def process(self, job: str, group: str = "g", node: str | None = None, ordinal: int = 0) -> DeviceProcess:
-        """A registered process of a job. It has a context but nothing in device memory yet."""
-        where = self.nodes[node] if node else self.node
-        process = DeviceProcess(where, ordinal)
-        self._stack.callback(process.kill)
-        handle = self.register(job, group, [process.pid], node)
-        self._stack.callback(handle.close)
-        return process
-
-    def register(self, job: str, group: str, pids: list[int], node: str | None = None) -> WorkloadHandle:
-        where = self.nodes[node] if node else self.node
-        return register_workload(where.address, job, group, pids=pids)
 
     @contextlib.contextmanager
     def stub(self) -> Iterator[orchestrator_pb2_grpc.TimeSliceOrchestratorServiceStub]:
@@ -270,6 +235,19 @@ class Machine:
     def status(self, group: str = "g") -> orchestrator_pb2.GetGroupStatusResponse:
         with self.stub() as stub:
             return stub.GetGroupStatus(orchestrator_pb2.GetGroupStatusRequest(group_id=group), timeout=5)
+
+    def sees(self, job: str, state: str, group: str = "g", timeout_s: float = 20.0) -> None:
+        """Wait until status shows the job so on a node. Looked at again and again: there is no event for it."""
+        wanted = orchestrator_pb2.SnapshotAgentJobState.State.Value(f"STATE_{state}")
+        deadline = time.monotonic() + timeout_s
+        while not any(s.job_id == job and s.job_state == wanted for s in self.status(group).agent_job_states):
+            assert time.monotonic() < deadline, f"job {job} never shows as {state}: {self.status(group)}"
+            time.sleep(LOOK_AGAIN_S)
+
+    def restart(self) -> None:
+        """kill -9 the orchestrator and start another one on the same state and address."""
+        self.orchestrator.kill()
+        self.orchestrator.start()
 
     def wait_for(self, condition: Any, group: str = "g", timeout_s: float = 20.0) -> orchestrator_pb2.GroupStatus:
         """The first status of the group, current or coming, that fulfils the condition; told by WatchGroups."""
@@ -285,3 +263,64 @@ class Machine:
             except grpc.RpcError as error:
                 raise AssertionError(f"never came to pass; last status: {last}") from error
         raise AssertionError(f"the event stream ended; last status: {last}")
+
+
+class Machine(Installation):
+    """Orchestrator and nodes with our agents."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: dict[str, dict[str, str]] | None = None,
+        gpus: str = "1x32MiB",
+        agent_flags: tuple[str, ...] = (),
+        orchestrator_flags: tuple[str, ...] = (),
+    ) -> None:
+        """`nodes`: node name -> {group: accelerators}; default one node "n0" with group "g" on its GPU 0."""
+        nodes = nodes or {"n0": {"g": "0"}}
+        self.nodes = {
+            name: Node(name, folder / name, gpus, groups, list(agent_flags)) for name, groups in nodes.items()
+        }
+        agents = [
+            ",".join([f"{name}={self.nodes[name].address}", *(f"group={group}" for group in groups)])
+            for name, groups in nodes.items()
+        ]
+        super().__init__(folder, f"unix:{folder}/orch.sock", agents, orchestrator_flags)
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            for node in self.nodes.values():
+                node.agent.start()
+                stack.callback(node.agent.stop)
+            self._stack = stack.pop_all()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is not None:
+            for node in self.nodes.values():
+                self._show(node.agent)
+        super().__exit__(*exception)
+
+    @property
+    def node(self) -> Node:
+        """The only node."""
+        [node] = self.nodes.values()
+        return node
+
+    def process(self, job: str, group: str = "g", node: str | None = None, ordinal: int = 0) -> DeviceProcess:
+        """A registered process of a job. It has a context but nothing in device memory yet."""
+        where = self.nodes[node] if node else self.node
+        process = DeviceProcess(where, ordinal)
+        self._stack.callback(process.kill)
+        handle = self.register(job, group, [process.pid], node)
+        self._stack.callback(handle.close)
+        return process
+
+    def register(self, job: str, group: str, pids: list[int], node: str | None = None) -> WorkloadHandle:
+        where = self.nodes[node] if node else self.node
+        return register_workload(where.address, job, group, pids=pids)
