@@ -44,6 +44,7 @@ def run(script: str, *, quiet: bool = True, **env: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     assert not (quiet and "fork_posix" in done.stderr), done.stderr
+    assert "unreachable" not in done.stderr
     return done.stdout
 
 
@@ -129,6 +130,43 @@ client.release()
 """
     run(script)
     assert len(orchestrator.seen("Yield")) == 1
+
+
+def test_childs_session_does_not_live_by_the_processes_that_its_parent_registered(orchestrator):
+    script = begin(orchestrator) + """
+from timeslice._processes import REGISTERED, identify, node_name
+
+REGISTERED.add("child", identify([os.getpid()], node_name(os.environ)))
+client.acquire("child", "samplers")
+client.release("child", "samplers")
+
+def child():
+    client.acquire("child", "samplers")
+    client.close()
+
+assert code_of(fork(child)) == 0
+"""
+    run(script)
+    of_parent, of_child = (s.requests[0][1].processes for s in orchestrator.sessions.values() if s.job_id == "child")
+    assert len({process.pid for process in (*of_parent, *of_child)}) == len(of_child) + 1 == 2
+
+
+def test_client_that_was_closed_before_the_fork_is_closed_in_the_child(orchestrator):
+    script = begin(orchestrator) + """
+client.list_groups()
+client.close()
+
+def child():
+    try:
+        client.list_groups()
+    except OrchestratorError as err:
+        assert "was closed" in str(err), err
+    else:
+        os._exit(3)
+
+assert code_of(fork(child)) == 0
+"""
+    run(script)
 
 
 def test_children_of_multiprocessing_work(orchestrator):
