@@ -93,6 +93,8 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         self.accelerators = {name: list(groups) for name, groups in accelerators.items()}
         self.old_contract = old_contract
         self.total_bytes = total_bytes
+        self.takes_restores_along = True
+        """Whether it knows SnapshotRequest.then_restore."""
         self.incarnation = uuid.uuid4().hex
         self.contexts: dict[Key, FakeContext] = {}
         self._by_group: dict[str, dict[str, FakeContext]] = defaultdict(dict)
@@ -201,19 +203,17 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         behaviour = await self._enter("Snapshot", request, context)
         await self._fence(request.group, request.fencing_token, request.leader_epoch, context)
         operation = self._begin(request.operation_id, (request.job_id, request.group), behaviour, "", self._save)
+        then = None
+        if request.HasField("then_restore") and self._takes_restore_along():
+            along = await self._enter("Restore", request.then_restore, context)
+            then = self._begin_restore(request.then_restore, along)
         await self._leave(behaviour, context)
-        return pb.SnapshotResponse(operation_id=operation.id)
+        return pb.SnapshotResponse(operation_id=operation.id, then_operation_id=then.id if then is not None else "")
 
     async def Restore(self, request: pb.RestoreRequest, context: Any) -> pb.RestoreResponse:
         behaviour = await self._enter("Restore", request, context)
         await self._fence(request.group, request.fencing_token, request.leader_epoch, context)
-        leave_locked = request.leave_locked and not self.old_contract
-
-        def load(key: Key, outcome: Outcome) -> str:
-            return self._load(key, outcome, leave_locked)
-
-        after = "" if self.old_contract else request.after_operation_id
-        operation = self._begin(request.operation_id, (request.job_id, request.group), behaviour, after, load)
+        operation = self._begin_restore(request, behaviour)
         await self._leave(behaviour, context)
         return pb.RestoreResponse(operation_id=operation.id)
 
@@ -328,6 +328,22 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
             named = self.contexts.get((ref.job_id, ref.group))
             return [] if named is None else [named]
         return [c for (job, _), c in self.contexts.items() if job == ref.job_id]
+
+    def _takes_restore_along(self) -> bool:
+        """Not if it does not know that, nor if the next call of Restore is to fail as a call."""
+        script = self._scripts["Restore"]
+        behaviour = script[0] if script else self._always.get("Restore", Behaviour())
+        fails = behaviour.hang or behaviour.code is not None or behaviour.lose_reply
+        return self.takes_restores_along and not self.old_contract and not fails
+
+    def _begin_restore(self, request: pb.RestoreRequest, behaviour: Behaviour) -> _Operation:
+        leave_locked = request.leave_locked and not self.old_contract
+
+        def load(key: Key, outcome: Outcome) -> str:
+            return self._load(key, outcome, leave_locked)
+
+        after = "" if self.old_contract else request.after_operation_id
+        return self._begin(request.operation_id, (request.job_id, request.group), behaviour, after, load)
 
     def _begin(
         self, wanted_id: str, key: Key, behaviour: Behaviour, after: str, act: Callable[[Key, Outcome], str]

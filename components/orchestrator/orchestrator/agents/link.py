@@ -34,7 +34,7 @@ from orchestrator.core.events import (
     OperationUnknown,
     Unlocked,
 )
-from orchestrator.core.types import AgentErrorKind, Epoch
+from orchestrator.core.types import AgentErrorKind, Epoch, OperationId
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 
@@ -83,6 +83,8 @@ class AgentLink:
         self._was_told_lost = False
         self._was_accepted = False
         """Whether the agent has ever let us watch with our epoch."""
+        self._unsent: dict[OperationId, StartRestore | None] = {}
+        """Snapshots that are about to be sent, each with the restore that goes with it."""
 
     async def run(self) -> NoReturn:
         """Connect, follow, connect again, until cancelled. HigherEpoch: the agent follows somebody else."""
@@ -97,8 +99,24 @@ class AgentLink:
             finally:
                 self._is_connected = False  # calls that have not begun find no closed channel
 
+    def announce(self, effect: AgentEffect) -> bool:
+        """An effect is about to be performed; False: it need not be, for it goes with the snapshot that it follows."""
+        if isinstance(effect, StartSnapshot):
+            self._unsent[effect.operation] = None
+        elif isinstance(effect, StartRestore) and effect.after in self._unsent and self._polled is None:
+            self._unsent[effect.after] = effect
+            return False
+        return True
+
     async def perform(self, effect: AgentEffect) -> None:
-        """Carry one effect out and post what became of it."""
+        """Carry one effect out, which was announced, and post what became of it."""
+        then = self._unsent.pop(effect.operation, None)
+        if then is not None and self._is_connected and self._polled is None:
+            await self._snapshot_then_restore(effect, then)
+            return
+        if then is not None:
+            await asyncio.gather(self.perform(effect), self.perform(then))
+            return
         if not self._is_connected:
             self._fail(effect, AgentErrorKind.UNANSWERED, f"node {self._node!r} is not connected")
         elif isinstance(effect, KillContext):
@@ -215,6 +233,21 @@ class AgentLink:
                     effect, lambda: self._stub.Restore(wire.restore_request(effect), timeout=deadline_s), None)
             case QueryOperation():
                 await self._query(effect)
+
+    async def _snapshot_then_restore(self, effect: AgentEffect, then: StartRestore) -> None:
+        """Both in one call. An agent that does not know that is asked for the restore in a second one."""
+        assert isinstance(effect, StartSnapshot), "restores go with snapshots"
+        request = wire.snapshot_request(effect, then)
+        try:
+            accepted = await answer(self._stub.Snapshot(request, timeout=self._settings.call_timeout_s))
+        except AgentError as error:
+            self._fail(effect, error.kind, str(error))
+            self._fail(then, error.kind, str(error))
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                await self._suspect()
+            return
+        if accepted.then_operation_id != then.operation:
+            await self.perform(then)
 
     async def _call(self, effect: AgentEffect, call: Callable[[], Awaitable[Any]], done: Event | None) -> None:
         """Make a call, and post `done` (None: its end comes later), or that it failed."""

@@ -51,6 +51,8 @@ class AgentPool:
             self._post(AgentCallFailed(
                 effect.node, effect.operation, AgentErrorKind.UNANSWERED, f"node {effect.node!r} is not configured"))
             return
+        if not link.announce(effect):
+            return
         self._spawn(link.perform(effect), f"{type(effect).__name__} {effect.operation} on node {effect.node}")
 
 

@@ -112,10 +112,11 @@ def result(answer: pb.GetOperationResponse) -> OperationResult:
     )
 
 
-def snapshot_request(effect: StartSnapshot) -> pb.SnapshotRequest:
+def snapshot_request(effect: StartSnapshot, then: StartRestore | None = None) -> pb.SnapshotRequest:
     return pb.SnapshotRequest(
         job_id=effect.job, group=effect.group, operation_id=effect.operation, timeout_ms=_ms(effect.timeout_s),
-        fencing_token=effect.token, leader_epoch=effect.epoch)
+        fencing_token=effect.token, leader_epoch=effect.epoch,
+        then_restore=None if then is None else restore_request(then))
 
 
 def restore_request(effect: StartRestore) -> pb.RestoreRequest:

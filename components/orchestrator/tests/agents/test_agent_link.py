@@ -97,6 +97,50 @@ async def test_save_and_restore_are_sent_at_once_and_the_agent_chains_them(tmp_p
         assert node.contexts["b", "g"].state == pb.JOB_STATE_RUNNING
 
 
+async def test_a_restore_goes_along_with_the_snapshot_that_it_follows(tmp_path: Path) -> None:
+    node = agent()
+    node.put("a", "g")
+    node.put("b", "g", state=pb.JOB_STATE_SAVED)
+    async with linked(node, tmp_path) as (pool, inbox):
+        await inbox.next_of(NodeObserved)
+        pool.perform(snapshot("a"))
+        pool.perform(restore("b", after="save-1"))
+        assert (await inbox.next_of(OperationEnded, operation="load-1")).result.complete
+        [request] = node.requests("Snapshot")
+        assert request.then_restore.after_operation_id == "save-1"
+        assert (request.then_restore.fencing_token, request.then_restore.leader_epoch) == (7, 5)
+        assert node.calls_total == len(["Watch", "Snapshot", "Restore"])
+        assert node.contexts["b", "g"].locked
+
+
+async def test_an_agent_that_takes_no_restore_along_is_asked_for_it(tmp_path: Path) -> None:
+    node = agent()
+    node.takes_restores_along = False
+    node.put("a", "g")
+    node.put("b", "g", state=pb.JOB_STATE_SAVED)
+    async with linked(node, tmp_path) as (pool, inbox):
+        await inbox.next_of(NodeObserved)
+        pool.perform(snapshot("a"))
+        pool.perform(restore("b", after="save-1"))
+        assert (await inbox.next_of(OperationEnded, operation="load-1")).result.complete
+        assert [request.operation_id for request in node.requests("Restore")] == ["load-1"]
+
+
+async def test_what_fails_the_snapshots_call_fails_the_restore_that_goes_along(tmp_path: Path) -> None:
+    node = agent()
+    node.put("a", "g")
+    node.put("b", "g", state=pb.JOB_STATE_SAVED)
+    node.next("Snapshot", Behaviour(code=grpc.StatusCode.FAILED_PRECONDITION))
+    async with linked(node, tmp_path) as (pool, inbox):
+        await inbox.next_of(NodeObserved)
+        pool.perform(snapshot("a"))
+        pool.perform(restore("b", after="save-1"))
+        failed = [await inbox.next_of(AgentCallFailed), await inbox.next_of(AgentCallFailed)]
+        assert [(event.operation, event.kind) for event in failed] == [
+            ("save-1", AgentErrorKind.STALE), ("load-1", AgentErrorKind.STALE)]
+        assert node.requests("Restore") == []
+
+
 async def test_a_restore_whose_save_failed_fails_with_it(tmp_path: Path) -> None:
     node = agent()
     node.put("a", "g")

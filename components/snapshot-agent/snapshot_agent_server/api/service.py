@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import grpc
@@ -19,6 +20,7 @@ from snapshot_agent_server.core.ids import ContextKey, OperationId
 from snapshot_agent_server.core.operations import Operation
 from snapshot_agent_server.core.trees import TreeClaim
 
+Error = BadRequest | NotBuilt | RefusedCall
 Context = grpc.aio.ServicerContext[Any, Any]
 
 ACCEPTED = ("timeslice-registered", "1")
@@ -57,11 +59,26 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
         self._agent = agent
 
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
+        if request.HasField("then_restore"):
+            # Tasks start in the order of their making: the restore's request comes behind the snapshot's.
+            snapshot = asyncio.create_task(self._request(requests.snapshot_call, request), name="snapshot")
+            restore = asyncio.create_task(self._request(requests.restore_call, request.then_restore), name="restore")
+            accepted, then = await asyncio.gather(snapshot, restore)
+        else:
+            accepted, then = await self._request(requests.snapshot_call, request), None
+        if not isinstance(accepted, Accept):
+            await abort(context, accepted)
+        answer = pb.SnapshotResponse(operation_id=accepted.operation or "")
+        if isinstance(then, Accept):
+            answer.then_operation_id = then.operation or ""
+        return answer
+
+    async def _request(self, parse: Callable[[Any], requests.Call], request: Any) -> Accept | Error:
+        """Ask for what a message says: how it was accepted, or why not."""
         try:
-            accepted = await self._agent.request(requests.snapshot_call(request))
+            return await self._agent.request(parse(request))
         except (BadRequest, NotBuilt, RefusedCall) as error:
-            await abort(context, error)
-        return pb.SnapshotResponse(operation_id=accepted.operation or "")
+            return error
 
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
         try:

@@ -35,6 +35,32 @@ async def test_a_context_is_saved_and_comes_back(node: FakeNode) -> None:
         assert node.driver.processes[pid].state is DriverState.RUNNING
 
 
+async def test_a_restore_comes_along_with_the_snapshot_that_it_follows(node: FakeNode) -> None:
+    async with node.up() as client:
+        first, second = node.process(10 * MIB), node.process(5 * MIB)
+        await client.register("a", "g", first)
+        await client.register("b", "g", second)
+        assert (await client.snapshot("b", id="s0")).status == pb.OPERATION_STATUS_COMPLETE
+        accepted = await client.stub.Snapshot(pb.SnapshotRequest(
+            job_id="a", group="g", operation_id="s1", then_restore=pb.RestoreRequest(
+                job_id="b", group="g", operation_id="r1", after_operation_id="s1", leave_locked=True)))
+        assert (accepted.operation_id, accepted.then_operation_id) == ("s1", "r1")
+        ended = await client.until(lambda: client.ended.get("r1"))
+        assert ended.status == pb.OPERATION_STATUS_COMPLETE
+        assert node.driver.processes[first].state is DriverState.CHECKPOINTED
+        assert node.driver.processes[second].state is DriverState.LOCKED
+
+
+async def test_a_refused_restore_that_came_along_is_left_to_a_call_of_its_own(node: FakeNode) -> None:
+    async with node.up() as client:
+        await client.register("a", "g", node.process(10 * MIB))
+        accepted = await client.stub.Snapshot(pb.SnapshotRequest(
+            job_id="a", group="g", operation_id="s1", then_restore=pb.RestoreRequest(
+                job_id="b", group="no-such-group", operation_id="r1", after_operation_id="s1")))
+        assert (accepted.operation_id, accepted.then_operation_id) == ("s1", "")
+        assert (await client.until(lambda: client.ended.get("s1"))).status == pb.OPERATION_STATUS_COMPLETE
+
+
 def fate(pid: int) -> int:
     """The signal that ended a child of ours, 0 while it lives; it stays a zombie."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
