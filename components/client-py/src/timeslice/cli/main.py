@@ -14,11 +14,12 @@ from timeslice.cli.completion_command import COMPLETION
 from timeslice.cli.doctor_command import DOCTOR
 from timeslice.cli.errors import BAD_INPUT, CommandError
 from timeslice.cli.evict_command import EVICT
+from timeslice.cli.run_command import RUN
 from timeslice.cli.status_command import STATUS
 from timeslice.cli.up_command import UP
 from timeslice.cli.watch_command import WATCH
 
-COMMANDS: tuple[Command, ...] = (UP, STATUS, WATCH, EVICT, DOCTOR, COMPLETION)
+COMMANDS: tuple[Command, ...] = (UP, RUN, STATUS, WATCH, EVICT, DOCTOR, COMPLETION)
 """In the order in which --help lists them. `demo` is another program, and reads its arguments itself."""
 
 DESCRIPTION = """\

@@ -1,0 +1,165 @@
+"""`timeslice run`: names, environment, cgroups and words for waiting, without any process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from timeslice._processes import start_time
+from timeslice.cli import run_cgroup
+from timeslice.cli.run_cgroup import Cgroup, make_cgroup
+from timeslice.cli.run_plan import default_job_id, plan
+from timeslice.cli.run_waiting import waiting_lines
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["./train"], "train"),
+        (["/usr/bin/python3.11", "-u", "jobs/train.py", "--lr", "1"], "train.py"),
+        (["python", "-m", "trainer.main", "x.yaml"], "trainer.main"),
+        (["torchrun", "--nproc-per-node", "4", "loop.py"], "loop.py"),
+        (["python", "-c", "import x"], "python"),
+        (["sh", "-c", "echo a.py"], "sh"),
+        (["my tool!"], "my-tool-"),
+    ],
+)
+def test_job_id_names_user_command_and_process(words, name):
+    assert default_job_id(words, "alice", 7) == f"alice-{name}-7"
+
+
+def planned(env: dict[str, str], **more):
+    unset = dict.fromkeys(("job", "target", "agent", "timeout_s"))
+    return plan(["true"], env, **{"group": "g", "holds": True, "verbose": False, **unset, **more})
+
+
+def test_arguments_go_before_the_environment():
+    env = {"TIMESLICE_JOB_ID": "from-env", "TIMESLICE_GROUP_ID": "g-env"}
+    made = planned(env, group=None)
+    assert (made.job, made.group) == ("from-env", "g-env")
+    made = planned(env, job="given")
+    assert (made.job, made.env["TIMESLICE_JOB_ID"], made.group) == ("given", "given", "g")
+
+
+def test_every_run_has_a_marker_of_its_own():
+    first, second = planned({"TIMESLICE_TREE": "of another run"}), planned({})
+    assert first.marker != second.marker
+    assert first.env["TIMESLICE_TREE"] == first.marker
+    assert len(first.marker) >= 16
+
+
+def test_addresses_hold_wherever_the_command_goes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = planned({}, target="unix:o.sock", agent="127.0.0.1:5000")
+    assert made.env["TIMESLICE_ORCH_ADDR"] == f"unix:{tmp_path}/o.sock"
+    assert made.env["TIMESLICE_AGENT_ADDR"] == "127.0.0.1:5000"
+
+
+@pytest.mark.parametrize(
+    ("env", "heartbeat", "note"),
+    [
+        ({}, "86400", "86400 is set"),
+        ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30"}, "30", "TIMEOUT_SEC=30 stays"),
+        ({"TORCH_NCCL_ENABLE_MONITORING": "0"}, None, "is off"),
+        ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "soon"}, "soon", "not a whole number"),
+    ],
+)
+def test_row_43_watchdog_gets_a_limit_unless_the_user_set_one(env, heartbeat, note):
+    made = planned(env)
+    assert made.env.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") == heartbeat
+    assert any(note in line for line in made.notes)
+
+
+# Cgroups.
+
+
+def fake_machine(folder: Path, cgroup: str, mountinfo: str) -> Path:
+    (folder / "proc/self").mkdir(parents=True)
+    (folder / "proc/self/cgroup").write_text(cgroup)
+    (folder / "proc/self/mountinfo").write_text(mountinfo.replace("ROOT", str(folder)))
+    return folder / "proc"
+
+
+V2 = "30 24 0:26 / ROOT/unified rw - cgroup2 cgroup2 rw\n"
+V1 = "31 24 0:27 / ROOT/freezer rw - cgroup cgroup rw,freezer\n32 24 0:28 / ROOT/memory rw - cgroup cgroup rw,memory\n"
+
+
+class Kernel:
+    """Gives a new cgroup its files, as cgroupfs does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        mkdir = Path.mkdir
+
+        def make(path: Path, *args, **kwargs) -> None:
+            mkdir(path, *args, **kwargs)
+            if path.name.startswith(run_cgroup.PREFIX):
+                (path / "cgroup.procs").write_text("")
+
+        monkeypatch.setattr(Path, "mkdir", make)
+
+
+@pytest.mark.parametrize(
+    ("own", "mounts", "where", "controllers"),
+    [
+        ("0::/jobs/a\n", V2, "unified/jobs/a", ""),
+        ("7:freezer:/jobs/a\n4:memory:/m\n0::/jobs/a\n", V2 + V1, "unified/jobs/a", ""),
+        ("7:freezer:/jobs/a\n4:memory:/m\n", V1, "freezer/jobs/a", "freezer"),
+        ("4:memory:/m\n", V1, None, None),
+        ("0::/../outside\n", V2, None, None),
+        ("0::/jobs/a\n", "", None, None),
+    ],
+)
+def test_cgroup_is_made_below_our_own_in_version_2_or_else_1(tmp_path, monkeypatch, own, mounts, where, controllers):
+    proc = fake_machine(tmp_path, own, mounts)
+    for folder in ("unified/jobs/a", "freezer/jobs/a", "memory/m"):
+        (tmp_path / folder).mkdir(parents=True)
+    Kernel(monkeypatch)
+    made = make_cgroup(1, proc)
+    if where is None:
+        assert made is None
+    else:
+        assert made == Cgroup(tmp_path / where / f"timeslice-run-1-{start_time(1)}", controllers)
+
+
+def test_cgroups_that_may_not_be_made_are_done_without(tmp_path):
+    proc = fake_machine(tmp_path, "0::/jobs/a\n", V2)  # no such folder: mkdir fails, as on a read-only mount
+    assert make_cgroup(1, proc) is None
+
+
+def test_cgroups_of_runs_that_were_killed_are_removed(tmp_path, monkeypatch):
+    proc = fake_machine(tmp_path, "0::/\n", V2)
+    (tmp_path / "unified").mkdir()
+    old, living, full = (
+        tmp_path / "unified" / f"timeslice-run-{name}" for name in ("1-99", f"1-{start_time(1)}", "2-7")
+    )
+    for folder in (old, living, full):
+        folder.mkdir()
+    (full / "a process").write_text("")
+    Kernel(monkeypatch)
+    made = make_cgroup(2_000_000_000, proc)
+    assert made is not None
+    assert [folder.exists() for folder in (old, living, full)] == [False, True, True]
+
+
+# Words.
+
+
+def group(state: str = "LOCKED", holder: str | None = "b", waiters: tuple[str, ...] = ("c", "a"), **more) -> dict:
+    return {
+        "group": "trainers", "state": state, "holder": holder, "waiters": [{"job": job} for job in waiters],
+        "conditions": [], **more,
+    }  # fmt: skip
+
+
+def test_waiting_job_is_told_who_holds_and_its_place():
+    assert waiting_lines(group(), "a") == ["waiting for group trainers: held by b, place 2 of 2 in the queue"]
+    [line] = waiting_lines(group("SWITCHING", None, ("a",)), "a")
+    assert line == "waiting for group trainers: its jobs are being exchanged, place 1 of 1 in the queue"
+    assert waiting_lines(group("IDLE", None, ()), "a") == ["waiting for group trainers"]
+    assert "a node does not answer" in waiting_lines(group("UNKNOWN", None), "a")[0]
+
+
+def test_what_needs_attention_is_told_besides():
+    blocked = {"type": "Blocked", "reason": "b cannot be saved", "jobs": ["b"], "advice": "End it."}
+    assert waiting_lines(group(conditions=[blocked]), "a")[1] == "trainers: Blocked: b cannot be saved (b); End it."
