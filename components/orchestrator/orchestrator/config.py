@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from orchestrator.core.types import OnUnsaveable
+from orchestrator.policies import WAIT_EVERYWHERE, UnsaveablePolicies
 
 ENV_PREFIX = "TIMESLICE_ORCH_"
 
@@ -60,9 +60,10 @@ class OrchestratorConfig:
     backoff_s: float = 0.25
     """Pause before the second attempt; it doubles with each further one."""
 
-    on_unsaveable: OnUnsaveable = OnUnsaveable.WAIT
+    on_unsaveable: UnsaveablePolicies = WAIT_EVERYWHERE
     """What happens to a job that cannot be saved and beside which the next one does not fit: wait (the group is
-    Blocked, and says who must be ended) or kill (its processes are killed after kill_grace_s)."""
+    Blocked, and says who must be ended) or kill (its processes are killed after kill_grace_s). GROUP=wait or GROUP=kill
+    says it for one group; the flag may be given several times, the variable takes several with commas."""
 
     kill_grace_s: float = 30.0
     """How long a group is Blocked before that job is killed, where on_unsaveable is kill."""
@@ -102,7 +103,7 @@ class OrchestratorConfig:
     @classmethod
     def from_settings(cls, env: Mapping[str, str], flags: Mapping[str, str | None]) -> "OrchestratorConfig":
         """The settings that `flags` names (None: not given), else `env`, else the defaults."""
-        chosen: dict[str, float | int | OnUnsaveable] = {}
+        chosen: dict[str, float | int | UnsaveablePolicies] = {}
         for field in fields(cls):
             given = flags.get(field.name)
             source = "--" + field.name.replace("_", "-")
@@ -110,10 +111,11 @@ class OrchestratorConfig:
                 given, source = env.get(env_name(field.name)), env_name(field.name)
             if given is None:
                 continue
-            if field.type is OnUnsaveable:
-                if given not in list(OnUnsaveable):
-                    raise BadConfig(f"{source} is {given!r}; give {' or '.join(OnUnsaveable)}")
-                chosen[field.name] = OnUnsaveable(given)
+            if field.type is UnsaveablePolicies:
+                try:
+                    chosen[field.name] = UnsaveablePolicies.parse(given)
+                except ValueError as error:
+                    raise BadConfig(f"{source} {error}") from None
                 continue
             try:
                 chosen[field.name] = int(given) if field.type in (int, int | None) else float(given)

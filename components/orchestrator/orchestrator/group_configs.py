@@ -12,18 +12,21 @@ from orchestrator.core.types import (
     GroupConfig,
     GroupId,
     NodeId,
-    OnUnsaveable,
 )
 from orchestrator.infra.interface import Topology
+from orchestrator.policies import WAIT_EVERYWHERE, UnsaveablePolicies
 
 
 class GroupConfigs:
     """The configuration of every group of one topology, as far as it is known."""
 
     def __init__(
-        self, topology: Topology, on_unsaveable: OnUnsaveable = OnUnsaveable.WAIT, kill_grace_s: float = 30.0
+        self,
+        topology: Topology,
+        on_unsaveable: UnsaveablePolicies = WAIT_EVERYWHERE,
+        kill_grace_s: float = 30.0,
     ) -> None:
-        """One policy for all groups."""
+        """`kill_grace_s` is for all groups whose policy is to kill."""
         self._on_unsaveable = on_unsaveable
         self._kill_grace_s = kill_grace_s
         self._named: dict[GroupId, dict[NodeId, tuple[str, ...]]] = defaultdict(dict)
@@ -53,7 +56,7 @@ class GroupConfigs:
         return GroupConfig(
             group=group,
             nodes=tuple(nodes),
-            on_unsaveable=self._on_unsaveable,
+            on_unsaveable=self._on_unsaveable.of(group),
             kill_grace_s=self._kill_grace_s,
             accelerators=tuple(
                 (node, self._resolve(node, name)) for node, names in nodes.items() for name in names))

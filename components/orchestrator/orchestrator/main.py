@@ -20,6 +20,7 @@ from orchestrator.core.types import OnUnsaveable
 from orchestrator.infra.interface import AgentSpec
 from orchestrator.infra.static import BadAgentFlag, StaticInfra, parse_agents
 from orchestrator.logs import say
+from orchestrator.policies import UnsaveablePolicies
 from orchestrator.serve import Served, serve
 from orchestrator.store.interface import Deposed, StoreRefused
 
@@ -64,12 +65,19 @@ def parse(flags: Sequence[str], env: Mapping[str, str]) -> Arguments:
     if len(set(listen)) < len(listen):
         raise BadUsage("--listen: the same address is given twice")
     chosen = {field.name: getattr(given, field.name) for field in fields(OrchestratorConfig)}
+    chosen["on_unsaveable"] = ",".join(given.on_unsaveable) if given.on_unsaveable is not None else None
+    config = OrchestratorConfig.from_settings(env, chosen)
+    agents = tuple(parse_agents(given.agent))
+    served = {group.group for agent in agents for group in agent.groups}
+    for group, _ in config.on_unsaveable.by_group:
+        if group not in served:
+            raise BadUsage(f"--on-unsaveable names group {group!r}, which no --agent serves")
     return Arguments(
         listen=listen,
-        agents=tuple(parse_agents(given.agent)),
+        agents=agents,
         state_dir=given.state_dir or default_state_dir(env),
         log_level=given.log_level,
-        config=OrchestratorConfig.from_settings(env, chosen),
+        config=config,
     )
 
 
@@ -146,8 +154,9 @@ def _parser() -> Parser:
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info", help="default: info")
     settings = parser.add_argument_group("settings")
     for field in fields(OrchestratorConfig):
+        is_policy = field.type is UnsaveablePolicies
         settings.add_argument(
-            "--" + field.name.replace("_", "-"), dest=field.name,
-            metavar="|".join(OnUnsaveable) if field.type is OnUnsaveable else "N",
+            "--" + field.name.replace("_", "-"), dest=field.name, action="append" if is_policy else "store",
+            metavar=f"[GROUP=]{'|'.join(OnUnsaveable)}" if is_policy else "N",
             help=f"default: {field.default or '512 MiB, at most a 16th of the device'}; ${env_name(field.name)}")
     return parser

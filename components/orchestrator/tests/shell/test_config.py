@@ -15,13 +15,52 @@ from orchestrator.serve import core_settings
 NUMBERS = [field for field in fields(OrchestratorConfig) if field.name != "on_unsaveable"]
 
 
-def test_the_policy_for_unsaveable_jobs_is_a_word() -> None:
-    assert parse([], {}).config.on_unsaveable is OnUnsaveable.WAIT
-    assert parse([], {"TIMESLICE_ORCH_ON_UNSAVEABLE": "kill"}).config.on_unsaveable is OnUnsaveable.KILL
-    with pytest.raises(BadConfig, match="--on-unsaveable is 'shoot'; give wait or kill"):
-        parse(["--on-unsaveable", "shoot"], {})
+AGENT = ("--agent", "n=unix:/a,group=g,group=h")
+
+
+def policies(*flags: str, env: str | None = None) -> tuple[OnUnsaveable, OnUnsaveable]:
+    """What becomes of unsaveable jobs in groups g and h."""
+    given = [word for flag in flags for word in ("--on-unsaveable", flag)]
+    config = parse([*AGENT, *given], {} if env is None else {"TIMESLICE_ORCH_ON_UNSAVEABLE": env}).config
+    return config.on_unsaveable.of("g"), config.on_unsaveable.of("h")
+
+
+def test_the_policy_for_unsaveable_jobs_is_a_word_for_all_groups_and_for_each() -> None:
+    wait, kill = OnUnsaveable
+    assert policies() == (wait, wait)
+    assert policies("kill") == (kill, kill)
+    assert policies("g=kill") == (kill, wait)
+    assert policies("kill", "g=wait") == (wait, kill)
+    assert policies("g=wait", "kill") == (wait, kill)
+    assert policies("g=kill", "h=kill") == (kill, kill)
+    assert policies(env="kill") == (kill, kill)
+    assert policies(env="kill,h=wait") == (kill, wait)
+    assert policies("g=kill", env="kill") == (kill, wait)  # flags stand in place of the variable
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["shoot"], "--on-unsaveable is 'shoot'; give wait or kill, alone or as GROUP=POLICY"),
+        (["g=shoot"], "--on-unsaveable is 'g=shoot'; give wait or kill"),
+        (["=kill"], "--on-unsaveable is '=kill'; give wait or kill"),
+        (["wait", "kill"], "--on-unsaveable says both wait and kill for all groups; give one"),
+        (["g=wait", "g=kill"], "--on-unsaveable says both wait and kill for group 'g'; give one"),
+    ],
+)
+def test_what_is_no_policy_is_refused(flags: list[str], problem: str) -> None:
+    with pytest.raises(BadConfig, match=problem):
+        policies(*flags)
+
+
+def test_an_empty_variable_is_no_policy() -> None:
     with pytest.raises(BadConfig, match="TIMESLICE_ORCH_ON_UNSAVEABLE is ''; give wait or kill"):
-        parse([], {"TIMESLICE_ORCH_ON_UNSAVEABLE": ""})
+        policies(env="")
+
+
+def test_a_policy_for_a_group_that_no_agent_serves_is_refused() -> None:
+    with pytest.raises(BadUsage, match="--on-unsaveable names group 'i', which no --agent serves"):
+        policies("i=kill")
 
 
 def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:

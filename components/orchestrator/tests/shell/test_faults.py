@@ -340,7 +340,7 @@ async def test_several_nodes_are_switched_side_by_side(tmp_path: Path) -> None:
 
 
 async def test_row_11_an_agent_that_cannot_kill_leaves_the_group_blocked(tmp_path: Path) -> None:
-    async with cluster(tmp_path, "--on-unsaveable", "kill", "--kill-grace-s", "0.1") as up:
+    async with cluster(tmp_path, "--on-unsaveable", "g=kill", "--kill-grace-s", "0.1") as up:
         up.agent.put("b", "g", state=SAVED)
         lease = await up.hold("a")
         up.agent.put("a", "g")

@@ -4,6 +4,7 @@ from orchestrator.core.types import AcceleratorId, AcceleratorView, GroupConfig,
 from orchestrator.group_configs import GroupConfigs
 from orchestrator.infra.interface import Topology
 from orchestrator.infra.static import parse_agents
+from orchestrator.policies import UnsaveablePolicies
 
 N1, N2 = NodeId("n1"), NodeId("n2")
 VIEWS = [AcceleratorView(AcceleratorId("GPU-a")), AcceleratorView(AcceleratorId("GPU-b"))]
@@ -44,8 +45,9 @@ def test_a_node_of_no_group_changes_nothing() -> None:
     assert configs("n1=unix:/1,group=g:0").observe(N2, VIEWS) == ()
 
 
-def test_all_groups_have_the_one_policy_also_after_a_change() -> None:
+def test_each_group_has_its_policy_also_after_a_change() -> None:
     topology = Topology(tuple(parse_agents(["n1=unix:/a,group=g,group=h"])))
-    configs = GroupConfigs(topology, OnUnsaveable.KILL, 1.5)
+    configs = GroupConfigs(topology, UnsaveablePolicies(OnUnsaveable.KILL, (("h", OnUnsaveable.WAIT),)), 1.5)
     for now in (configs, configs.with_topology(topology)):
-        assert {(c.on_unsaveable, c.kill_grace_s) for c in now.all()} == {(OnUnsaveable.KILL, 1.5)}
+        policies = [(c.group, c.on_unsaveable, c.kill_grace_s) for c in now.all()]
+        assert policies == [("g", OnUnsaveable.KILL, 1.5), ("h", OnUnsaveable.WAIT, 1.5)]
