@@ -12,8 +12,9 @@ from dataclasses import replace
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server import logs
 from snapshot_agent_server.api import messages
+from snapshot_agent_server.api.channels import Channel, Channels
 from snapshot_agent_server.api.errors import RefusedCall
-from snapshot_agent_server.api.requests import Call, KillCall
+from snapshot_agent_server.api.requests import Call, KillCall, Registration
 from snapshot_agent_server.api.streams import Stream, Streams
 from snapshot_agent_server.backends.cuda import CudaBackend
 from snapshot_agent_server.core.contexts import ContextState, ProcessRecord
@@ -21,10 +22,12 @@ from snapshot_agent_server.core.effects import (
     Accept,
     CallDriver,
     Effect,
+    EndChannel,
     EndStreamsBelow,
     ForgetOperation,
     ForgetProcess,
     ForgetTrees,
+    ForgetWorkload,
     KillProcesses,
     ListMembers,
     PublishAccelerator,
@@ -38,13 +41,17 @@ from snapshot_agent_server.core.effects import (
     RecordProcess,
     RecordTree,
     RecordTurn,
+    RecordWorkload,
     Refuse,
+    SendCommand,
     TakeSample,
     WatchProcess,
 )
 from snapshot_agent_server.core.events import (
     Answered,
+    ChannelEnded,
     Closing,
+    CommandAnswered,
     EpochSeen,
     Event,
     KillRequested,
@@ -64,7 +71,8 @@ from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Refused
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.settings import CoreSettings
-from snapshot_agent_server.core.trees import Tree, TreeClaim
+from snapshot_agent_server.core.trees import Tree
+from snapshot_agent_server.core.workloads import CommandResult
 from snapshot_agent_server.driver.interface import Driver
 from snapshot_agent_server.processes import proc
 from snapshot_agent_server.processes.claims import claimed
@@ -101,7 +109,7 @@ class AgentShell:
         self._clock = clock
         self._sample_interval_s = sample_interval_s
         self._own_pids = own_pids
-        self._node = Node(settings)
+        self._node = Node(settings, incarnation)
         self._backend = CudaBackend(driver)
         self._streams = Streams(incarnation)
         self._walker = TreeWalker()
@@ -118,6 +126,8 @@ class AgentShell:
         self._is_started = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_sampling_broken = False
+        self._channels = Channels()
+        self._is_over = False
 
     # -- life
 
@@ -136,6 +146,7 @@ class AgentShell:
                 tasks.create_task(self._stop_on_failure(), name="failures of callbacks")
                 self._is_started.set()
         finally:
+            self._is_over = True
             self._ends.close()
             for timer in (self._timer, self._sample_timer):
                 if timer is not None:
@@ -174,6 +185,7 @@ class AgentShell:
                 leave_locked=call.leave_locked,
                 after=call.after,
                 targets=targets,
+                wish=call.wish,
             )
         )
 
@@ -183,13 +195,34 @@ class AgentShell:
             lambda number: KillRequested(number, call.job, call.group, call.token, call.epoch, call.reason)
         )
 
-    async def register(self, key: ContextKey, pids: tuple[int, ...], tree: TreeClaim | None = None) -> None:
-        claims = self._claim(pids)
-        own = planted(tree, self._own_pids()) if tree is not None else None
-        if isinstance(own, Refusal):
-            raise RefusedCall(own)
+    def open_channel(self) -> Channel:
+        return self._channels.open()
+
+    async def register(self, registration: Registration) -> None:
+        claims = self._claim(registration.pids)
+        tree = planted(registration.tree, self._own_pids()) if registration.tree is not None else None
+        if isinstance(tree, Refusal):
+            raise RefusedCall(tree)
         processes = await self._observe(claims)
-        await self._ask(lambda number: Registered(number, key, processes, own))
+        offer = registration.offer
+        if offer is not None:
+            offer = replace(offer, server=self._seen(registration.server))
+        await self._ask(lambda number: Registered(number, registration.key, processes, tree, offer))
+
+    def _seen(self, server: ProcessId | None) -> ProcessId | None:
+        """The process that a workload says it is, where this node's /proc agrees: it may live in another namespace."""
+        if server is None or claimed(server.pid, self._own_pids()) != server:
+            return None
+        return server
+
+    def answered(self, channel: Channel, result: CommandResult) -> None:
+        self.post(CommandAnswered(channel.id, result))
+
+    def close_channel(self, channel: Channel, is_closed: bool) -> None:
+        """`is_closed`: by the workload; else its connection broke."""
+        self._channels.close(channel)
+        if not self._is_over:
+            self.post(ChannelEnded(channel.id, is_closed))
 
     async def watch(self, epoch: int) -> Stream:
         if epoch > 0:
@@ -267,14 +300,14 @@ class AgentShell:
                 case RecordOperation() | RecordProcess():
                     records.append(effect)
                     is_durable = is_durable or not effect.is_lazy
-                case RecordFence() | RecordEpoch() | RecordTurn() | RecordTree():
+                case RecordFence() | RecordEpoch() | RecordTurn() | RecordTree() | RecordWorkload() | ForgetWorkload():
                     records.append(effect)
                     is_durable = True
                 case ForgetProcess() | ForgetTrees() | ForgetOperation():
                     records.append(effect)
-                case CallDriver():
+                case CallDriver() | SendCommand():
                     calls.append(effect)
-                case Accept() | Refuse() | KillProcesses() | WatchProcess():
+                case Accept() | Refuse() | KillProcesses() | WatchProcess() | EndChannel():
                     behind.append(effect)
                 case _:
                     public.append(effect)
@@ -306,6 +339,10 @@ class AgentShell:
                 self._kill(effect)
             case WatchProcess(process):
                 self._ends.watch(process)
+            case SendCommand(connection, command):
+                self._channels.send(connection, messages.command_message(command))
+            case EndChannel():
+                self._channels.finish(effect)
 
     def _kill(self, effect: KillProcesses) -> None:
         """Whoever lets itself be killed is, also where another does not."""

@@ -14,6 +14,8 @@ CODE_OF = {
     RefusalKind.UNKNOWN_CONTEXT: grpc.StatusCode.NOT_FOUND,
     RefusalKind.UNKNOWN_OPERATION: grpc.StatusCode.NOT_FOUND,
     RefusalKind.OTHER_OPERATION: grpc.StatusCode.ALREADY_EXISTS,
+    RefusalKind.REPLACED: grpc.StatusCode.ABORTED,
+    RefusalKind.UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     RefusalKind.BAD_PROCESS: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalKind.PROCESS_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
     RefusalKind.WRONG_USER: grpc.StatusCode.PERMISSION_DENIED,

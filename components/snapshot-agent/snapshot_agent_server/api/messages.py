@@ -8,8 +8,10 @@ from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server.core.contexts import ContextState, ContextView
 from snapshot_agent_server.core.fences import Fences
 from snapshot_agent_server.core.ids import ContextKey, GroupId
+from snapshot_agent_server.core.modes import Mode
 from snapshot_agent_server.core.operations import Kind, Operation, Result, Status
 from snapshot_agent_server.core.samples import AcceleratorView
+from snapshot_agent_server.core.workloads import Command
 
 STATE_OF = {
     ContextState.IDLE: pb.JOB_STATE_IDLE,
@@ -26,6 +28,8 @@ PRECEDENCE = (
     ContextState.IDLE,
 )
 """A job with several contexts shows the first of these that occurs."""
+
+MODE_OF = {Mode.OFFLOAD: pb.SUSPEND_MODE_OFFLOAD, Mode.DISCARD: pb.SUSPEND_MODE_DISCARD}
 
 STATUS_OF = {
     Status.PENDING: pb.OPERATION_STATUS_PENDING,
@@ -49,7 +53,8 @@ def job_status(view: ContextView) -> pb.JobStatus:
             pb.DeviceUsage(accelerator_id=u.accelerator, device_bytes=u.device_bytes, saved_bytes=u.saved_bytes)
             for u in view.usage
         ],
-        backend="cuda",
+        backend=view.backend,
+        discarded_tags=view.discarded,
     )
 
 
@@ -73,7 +78,8 @@ def merged_job_status(views: list[ContextView]) -> pb.JobStatus:
         group=first.key.group if len(views) == 1 else "",
         locked=all(view.locked for view in views),
         usage=[usage[accelerator] for accelerator in sorted(usage)],
-        backend="cuda",
+        backend=first.backend if len({view.backend for view in views}) == 1 else "",
+        discarded_tags=dict.fromkeys(tag for view in views for tag in view.discarded),
     )
 
 
@@ -130,6 +136,7 @@ def result_message(kind: Kind, result: Result) -> pb.GetOperationResponse:
         rolled_back=result.is_rolled_back,
         indeterminate=result.is_indeterminate,
         step_us=result.step_us,
+        discarded_tags=result.discarded,
     )
     if result.status is Status.COMPLETE:
         message.snapshot_device_bytes = result.device_bytes
@@ -137,6 +144,13 @@ def result_message(kind: Kind, result: Result) -> pb.GetOperationResponse:
     if result.error:
         message.error = result.error
     return message
+
+
+def command_message(command: Command) -> pb.AgentCommand:
+    if command.kind is Kind.RESTORE:
+        return pb.AgentCommand(command_id=command.id, restore=pb.RestoreCommand(tags=command.tags))
+    snapshot = pb.SnapshotCommand(mode=MODE_OF[command.mode], tags=command.tags)
+    return pb.AgentCommand(command_id=command.id, snapshot=snapshot)
 
 
 def context_ref(key: ContextKey) -> pb.ContextRef:

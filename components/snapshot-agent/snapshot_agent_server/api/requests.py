@@ -9,15 +9,29 @@ from dataclasses import dataclass
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server.api.errors import BadRequest, NotBuilt
-from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
+from snapshot_agent_server.core.ids import (
+    CommandId,
+    ConnectionId,
+    ContextKey,
+    GroupId,
+    JobId,
+    OperationId,
+    ProcessId,
+)
+from snapshot_agent_server.core.modes import Backend, Mode, Wish
 from snapshot_agent_server.core.operations import Kind
 from snapshot_agent_server.core.trees import TreeClaim
+from snapshot_agent_server.core.workloads import CommandResult, Offer
 
 MAX_ID = 253
 MAX_PIDS = 4096
 MIN_MARKER = 16
 MAX_REASON = 500
+MAX_ERROR = 2000
+MAX_TAGS = 64
+MAX_RESULTS = 16
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
+MODES: dict[int, Mode] = {pb.SUSPEND_MODE_OFFLOAD: Mode.OFFLOAD, pb.SUSPEND_MODE_DISCARD: Mode.DISCARD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +48,20 @@ class Call:
     leave_locked: bool = False
     after: OperationId | None = None
     pids: tuple[int, ...] = ()
+    wish: Wish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a workload says of itself on its channel."""
+
+    key: ContextKey
+    pids: tuple[int, ...]
+    tree: TreeClaim | None = None
+    offer: Offer | None = None
+    """None: it has no callbacks, and the driver saves it. Its server is for the shell to fill in:"""
+    server: ProcessId | None = None
+    """The process that it says it is; not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +83,7 @@ def snapshot_call(request: pb.SnapshotRequest) -> Call:
         epoch=_not_negative("leader_epoch", request.leader_epoch),
         timeout_s=_timeout(request.timeout_ms),
         pids=_targets(request.backend_config),
+        wish=_wish(request.backend_config),
     )
 
 
@@ -74,6 +103,7 @@ def restore_call(request: pb.RestoreRequest) -> Call:
         leave_locked=request.leave_locked,
         after=None if after is None else OperationId(after),
         pids=_targets(request.backend_config),
+        wish=_wish(request.backend_config),
     )
 
 
@@ -112,19 +142,28 @@ def kill_call(request: pb.KillRequest) -> KillCall:
     )
 
 
-def registration(request: pb.RegisterWorkload) -> tuple[ContextKey, tuple[int, ...], TreeClaim | None]:
-    """Raises: BadRequest; NotBuilt for what is not saved by the cuda backend."""
+def registration(request: pb.RegisterWorkload, connection: ConnectionId) -> Registration:
+    """Raises: BadRequest; NotBuilt for backends that this agent does not have."""
     key = ContextKey(JobId(_id("job_id", request.job_id)), GroupId(_id("group", request.group)))
     targets = _targets(request.backend_config)
     tree = _tree(request.tree) if request.HasField("tree") else None
     pids = _pids("pids", [*request.pids, *targets, *([tree.root_pid] if tree is not None else [])])
-    is_cuda = request.backend_config.WhichOneof("backend") == "cuda"
-    if not pids or (request.capabilities.supported_modes and not is_cuda):
-        raise NotBuilt(
-            "capabilities: app_channel (a workload that saves itself in callbacks) is not built yet;"
-            " register the processes that use the accelerators in pids, without callbacks"
+    backend = request.backend_config.WhichOneof("backend")
+    if backend == "app_channel" or (backend is None and request.HasField("capabilities")):
+        instance = request.instance
+        server = ProcessId(instance.pid, instance.start_time) if instance.pid > 0 else None
+        return Registration(key, pids, tree, _offer(request, connection), server)
+    if not pids:
+        raise BadRequest(
+            "pids",
+            "name the processes that use the accelerators, or say in capabilities how the workload saves itself",
         )
-    return key, pids, tree
+    return Registration(key, pids, tree)
+
+
+def command_result(message: pb.CommandResult) -> CommandResult:
+    command = CommandId(_id("result.command_id", message.command_id))
+    return CommandResult(command, None if message.ok else message.error[:MAX_ERROR] or "it did not say why")
 
 
 def operation_id(request: pb.GetOperationRequest) -> OperationId:
@@ -135,14 +174,65 @@ def epoch(request: pb.WatchRequest) -> int:
     return _not_negative("leader_epoch", request.leader_epoch)
 
 
+def _offer(request: pb.RegisterWorkload, connection: ConnectionId) -> Offer:
+    """Raises: BadRequest."""
+    capabilities, config, instance = request.capabilities, request.backend_config.app_channel, request.instance
+    modes = tuple(dict.fromkeys(_mode("capabilities.supported_modes", m) for m in capabilities.supported_modes))
+    wanted = config.mode or capabilities.default_mode
+    default = _mode("capabilities.default_mode", wanted) if wanted else None
+    modes = modes or (default or Mode.OFFLOAD,)
+    if default is None:
+        default = Mode.OFFLOAD if Mode.OFFLOAD in modes else modes[0]
+    if default not in modes:
+        raise BadRequest("capabilities.default_mode", f"{default} is not among the modes that are supported")
+    if len(instance.results) > MAX_RESULTS:
+        raise BadRequest("instance.results", f"{len(instance.results)} results; at most {MAX_RESULTS} are taken")
+    running = instance.running_command_id
+    return Offer(
+        connection=connection,
+        instance=_id("instance.id", instance.id) if request.HasField("instance") else "",
+        modes=modes,
+        default_mode=default,
+        tags=_tags("capabilities.tags", config.tags or capabilities.tags),
+        results=tuple(map(command_result, instance.results)),
+        running=CommandId(_id("instance.running_command_id", running)) if running else None,
+        is_returning=instance.returns,
+        is_saved=instance.saved,
+    )
+
+
+def _wish(config: pb.BackendConfig) -> Wish | None:
+    match config.WhichOneof("backend"):
+        case "cuda":
+            return Wish(Backend.CUDA)
+        case "app_channel":
+            wanted = config.app_channel
+            mode = _mode("backend_config.app_channel.mode", wanted.mode) if wanted.mode else None
+            return Wish(Backend.APP_CHANNEL, mode, _tags("backend_config.app_channel.tags", wanted.tags))
+        case _:
+            return None
+
+
+def _mode(field: str, number: int) -> Mode:
+    if number not in MODES:
+        raise BadRequest(field, f"{number} is no mode; known are {', '.join(MODES.values())}")
+    return MODES[number]
+
+
+def _tags(field: str, tags: Sequence[str]) -> tuple[str, ...]:
+    if len(tags) > MAX_TAGS:
+        raise BadRequest(field, f"{len(tags)} tags; at most {MAX_TAGS} are taken")
+    return tuple(dict.fromkeys(_id(field, tag) for tag in tags))
+
+
 def _targets(config: pb.BackendConfig) -> tuple[int, ...]:
-    """The processes that a request names. Raises: NotBuilt for any backend but cuda."""
+    """The processes that a request names. Raises: NotBuilt for backends that this agent does not have."""
     backend = config.WhichOneof("backend")
-    if backend is None:
+    if backend in (None, "app_channel"):
         return ()
     if backend != "cuda":
         raise NotBuilt(
-            f"backend_config.{backend} is not built yet; leave backend_config out, or set backend_config.cuda"
+            f"backend_config.{backend} is not built yet; leave backend_config out, or set cuda or app_channel in it"
         )
     return _pids("backend_config.cuda.explicit_target.pids", config.cuda.explicit_target.pids)
 

@@ -12,13 +12,14 @@ import grpc
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 from snapshot_agent_server.api import requests
+from snapshot_agent_server.api.channels import Channel
 from snapshot_agent_server.api.errors import BadRequest, NotBuilt, RefusedCall, abort
 from snapshot_agent_server.api.messages import operation_response
 from snapshot_agent_server.api.streams import Stream, StreamEnd
-from snapshot_agent_server.core.effects import Accept
-from snapshot_agent_server.core.ids import ContextKey, OperationId
+from snapshot_agent_server.core.effects import Accept, ChannelEnd, EndChannel
+from snapshot_agent_server.core.ids import OperationId
 from snapshot_agent_server.core.operations import Operation
-from snapshot_agent_server.core.trees import TreeClaim
+from snapshot_agent_server.core.workloads import CommandResult
 
 Error = BadRequest | NotBuilt | RefusedCall
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -36,6 +37,18 @@ END_OF = {
 }
 
 
+ENDED_CHANNEL = {
+    ChannelEnd.REPLACED: (
+        grpc.StatusCode.ABORTED,
+        "another workload has registered for the same job and group since, and counts; this one is told nothing more",
+    ),
+    ChannelEnd.GONE: (
+        grpc.StatusCode.NOT_FOUND,
+        "the context is gone: its processes have ended; register again when there are new ones",
+    ),
+}
+
+
 class Agent(Protocol):
     """What the shell does for this edge. Refusals are raised as RefusedCall."""
 
@@ -43,7 +56,13 @@ class Agent(Protocol):
 
     async def kill(self, call: requests.KillCall) -> Accept: ...
 
-    async def register(self, key: ContextKey, pids: tuple[int, ...], tree: TreeClaim | None) -> None: ...
+    def open_channel(self) -> Channel: ...
+
+    async def register(self, registration: requests.Registration) -> None: ...
+
+    def answered(self, channel: Channel, result: CommandResult) -> None: ...
+
+    def close_channel(self, channel: Channel, is_closed: bool) -> None: ...
 
     async def watch(self, epoch: int) -> Stream: ...
 
@@ -135,21 +154,50 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
         await context.abort(*END_OF[event])
 
     async def WorkloadChannel(self, messages: AsyncIterator[pb.WorkloadMessage], context: Context) -> None:
-        """Registers the processes named in each `register` message; the first must be one.
+        """Registers what each `register` message says (the first must be one), sends commands, and takes their results.
 
         Initial metadata goes out when the first is accepted: until then a workload does not know. It is not empty,
-        since a refusal looks like empty metadata and then, a moment later, like the end of the call. The cuda backend
-        has no commands for workloads, so nothing else is sent; the context outlives the stream.
+        since a refusal looks like empty metadata and then, a moment later, like the end of the call. Processes that
+        were registered outlive the stream. So do callbacks, until the workload half-closes the stream, or ends.
         """
-        is_accepted = False
+        channel = self._agent.open_channel()
+        accepted = asyncio.Event()
+        reading = asyncio.create_task(self._read(messages, channel, context, accepted), name=f"read {channel.id}")
+        writing = asyncio.create_task(_write(channel, context, accepted), name=f"write {channel.id}")
+        is_closed = False
+        try:
+            await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                await context.abort(*ENDED_CHANNEL[writing.result().end])
+            reading.result()
+            is_closed = True
+        except (BadRequest, NotBuilt, RefusedCall) as error:
+            await abort(context, error)
+        finally:
+            reading.cancel()
+            writing.cancel()
+            self._agent.close_channel(channel, is_closed)
+
+    async def _read(
+        self, messages: AsyncIterator[pb.WorkloadMessage], channel: Channel, context: Context, accepted: asyncio.Event
+    ) -> None:
+        """Until the workload closes its side. Raises: BadRequest, NotBuilt, RefusedCall."""
         async for message in messages:
-            try:
-                if message.WhichOneof("message") == "register":
-                    await self._agent.register(*requests.registration(message.register))
-                elif not is_accepted:
+            match message.WhichOneof("message"):
+                case "register":
+                    await self._agent.register(requests.registration(message.register, channel.id))
+                case "result" if accepted.is_set():
+                    self._agent.answered(channel, requests.command_result(message.result))
+                case _ if not accepted.is_set():
                     raise BadRequest("message", "the first message of the channel must be `register`")
-            except (BadRequest, NotBuilt, RefusedCall) as error:
-                await abort(context, error)
-            if not is_accepted:
-                is_accepted = True
+            if not accepted.is_set():
                 await context.send_initial_metadata((ACCEPTED,))
+                accepted.set()
+
+
+async def _write(channel: Channel, context: Context, accepted: asyncio.Event) -> EndChannel:
+    """Write what the core sends, behind the initial metadata, until it ends the channel."""
+    await accepted.wait()
+    while not isinstance(command := await channel.next(), EndChannel):
+        await context.write(command)
+    return command

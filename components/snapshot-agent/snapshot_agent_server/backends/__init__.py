@@ -1,1 +1,1 @@
-"""How a context is saved. Built so far: cuda."""
+"""How contexts are saved that the agent saves by itself: the driver. Others are told to (`api/channels.py`)."""

@@ -49,6 +49,9 @@ class Accelerators:
                     effects.append(RecordProcess(process.id, key, usage, saved, is_lazy=True))
         return effects
 
+    def _is_unmanaged(self, pid: int) -> bool:
+        return self._registry.key_of(pid) is None and not self._registry.is_server(pid)
+
     def _usage(self, process: ProcessId, sample: Sample) -> None:
         record = self._registry.record(process)
         if record is None:
@@ -70,7 +73,7 @@ class Accelerators:
             used=device.used,
             utilization=device.utilization,
             groups=(group,) if group is not None else (),
-            unmanaged_pids=tuple(sorted(pid for pid in device.processes if self._registry.key_of(pid) is None)),
+            unmanaged_pids=tuple(sorted(filter(self._is_unmanaged, device.processes))),
         )
         self._views[device.accelerator] = view
         last = self._published.get(device.accelerator)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from snapshot_agent_server.core.contexts import Context
 from snapshot_agent_server.core.effects import Effect, RecordTurn
 from snapshot_agent_server.core.ids import ContextKey, GroupId
+from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.operations import Kind, Operation
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.registry import Registry
@@ -43,7 +44,7 @@ class Admission:
             match operation.kind:
                 case Kind.LOCK | Kind.SNAPSHOT:
                     turn = turn.ended(key.job)
-                case Kind.RESTORE if operation.is_left_locked:
+                case Kind.RESTORE if operation.is_left_locked and operation.backend is Backend.CUDA:
                     pass
                 case Kind.RESTORE | Kind.UNLOCK:
                     turn = turn.unlocked(key.job)
@@ -83,11 +84,12 @@ class Admission:
 
     def _repair(self, context: Context, now: float) -> Kind | None:
         states, job = context.states(), context.key.job
+        can_lock = context.workload is None  # its callbacks would hang, and they are what takes it off the device
         turn = self.turns.get(context.key.group, Turn())
         if job == turn.job:
             return Kind.UNLOCK if DriverState.LOCKED in states else None
         if not turn.may_run(job):
-            return Kind.LOCK if DriverState.RUNNING in states else None
+            return Kind.LOCK if DriverState.RUNNING in states and can_lock else None
         is_late = any(process.is_locked_late(now) for process in context.processes.values())
         return Kind.UNLOCK if is_late else None
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, ProcessId
+from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.workloads import Workload, WorkloadState
 
 
 class ContextState(StrEnum):
@@ -77,6 +79,9 @@ class ContextView:
     reason: str = ""
     pids: tuple[int, ...] = ()
     usage: tuple[UsageView, ...] = ()
+    backend: Backend = Backend.CUDA
+    discarded: tuple[str, ...] = ()
+    """What its last snapshot dropped."""
 
     @property
     def device_bytes(self) -> int:
@@ -91,17 +96,34 @@ class ContextView:
 class Context:
     key: ContextKey
     processes: dict[int, ProcessRecord] = field(default_factory=dict)
+    workload: Workload | None = None
+    """Who saves and restores the context, if it is not the driver."""
     note: str = ""
     """Why the agent did something on its own, for people."""
     last_ended: ProcessRecord | None = None
     """The process that ended last, while it is not clear whether the context's trees have others."""
 
+    def pids(self) -> set[int]:
+        """Its processes, and who serves its callbacks."""
+        server = self.workload.server if self.workload is not None else None
+        return {*self.processes, server.pid} if server is not None else set(self.processes)
+
     def states(self) -> set[DriverState]:
         """The different states of the processes that use CUDA."""
         return {process.state for process in self.processes.values()} - {DriverState.NONE}
 
+    @property
+    def is_present(self) -> bool:
+        """There is something to be saved, or somebody to be told to: else the context is gone."""
+        return bool(self.processes) or self.workload is not None
+
     def state(self) -> ContextState:
         states = self.states()
+        workload = self.workload
+        if workload is not None and not states & {DriverState.CHECKPOINTED, DriverState.FAILED}:
+            if workload.command is not None:
+                return ContextState.TRANSITIONING
+            return ContextState.SAVED if workload.state is WorkloadState.SAVED else ContextState.RUNNING
         if not states:
             return ContextState.IDLE
         if DriverState.FAILED in states:

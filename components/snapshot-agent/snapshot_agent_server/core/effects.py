@@ -8,15 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from snapshot_agent_server.core.contexts import ContextView
-from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, OperationId, ProcessId
+from snapshot_agent_server.core.ids import (
+    AcceleratorId,
+    ConnectionId,
+    ContextKey,
+    GroupId,
+    OperationId,
+    ProcessId,
+)
 from snapshot_agent_server.core.operations import Operation, Result
 from snapshot_agent_server.core.outcomes import Verb
 from snapshot_agent_server.core.refusals import Refusal
 from snapshot_agent_server.core.samples import AcceleratorView
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
+from snapshot_agent_server.core.workloads import Command, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,30 @@ class ListMembers:
     operation: OperationId | None = None
     ask: tuple[ProcessId, ...] = ()
     """Known processes whose driver state is wanted too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommand:
+    """Write this on the connection; if that has ended meanwhile, nothing: its end is told as always."""
+
+    connection: ConnectionId
+    command: Command
+
+
+class ChannelEnd(StrEnum):
+    """Why the agent ends a workload's connection."""
+
+    REPLACED = "replaced"
+    """Another workload, or the same on a new connection, has taken its place."""
+    GONE = "gone"
+    """The context is gone: its processes have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndChannel:
+    connection: ConnectionId
+    end: ChannelEnd
+    key: ContextKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +123,18 @@ class ForgetTrees:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordWorkload:
+    """As it is now: it is copied when the effect is taken."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetWorkload:
+    key: ContextKey
+
+
+@dataclass(frozen=True, slots=True)
 class RecordOperation:
     operation: Operation
     is_lazy: bool = False
@@ -108,6 +153,8 @@ Record = (
     | ForgetProcess
     | RecordTree
     | ForgetTrees
+    | RecordWorkload
+    | ForgetWorkload
     | RecordOperation
     | ForgetOperation
 )
@@ -187,6 +234,8 @@ class TakeSample:
 Effect = (
     CallDriver
     | ListMembers
+    | SendCommand
+    | EndChannel
     | Record
     | Accept
     | Refuse

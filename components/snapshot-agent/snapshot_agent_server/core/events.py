@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.ids import (
+    AcceleratorId,
+    ConnectionId,
+    ContextKey,
+    GroupId,
+    JobId,
+    OperationId,
+    ProcessId,
+)
+from snapshot_agent_server.core.modes import Wish
 from snapshot_agent_server.core.operations import Kind
 from snapshot_agent_server.core.outcomes import DriverState, Outcome, Verb
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.trees import Tree
+from snapshot_agent_server.core.workloads import CommandResult, Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +32,17 @@ class ObservedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A workload named its processes. A second time adds; a process in another context is refused, all or nothing."""
+    """A workload named its processes, or offered to save itself, or both.
+
+    A second time adds processes; one that is in another context is refused, all or nothing.
+    """
 
     call: int
     key: ContextKey
     processes: tuple[ObservedProcess, ...]
     tree: Tree | None = None
     """The context is this tree, or has it besides others; its root is among `processes`."""
+    offer: Offer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,7 @@ class Requested:
     after: OperationId | None = None
     targets: tuple[ObservedProcess, ...] = ()
     """Processes that the request names; they join the context."""
+    wish: Wish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +112,22 @@ class MembersListed:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandAnswered:
+    """A workload said what became of a command, on whichever connection."""
+
+    connection: ConnectionId
+    result: CommandResult
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelEnded:
+    """A workload's connection is over. `is_closed`: the workload said so; else it broke, and may come back."""
+
+    connection: ConnectionId
+    is_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     sample: Sample
 
@@ -119,6 +150,8 @@ Event = (
     | Answered
     | ProcessEnded
     | MembersListed
+    | CommandAnswered
+    | ChannelEnded
     | Sampled
     | Woken
     | Closing

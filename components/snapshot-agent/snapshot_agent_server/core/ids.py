@@ -8,6 +8,9 @@ from typing import NewType
 JobId = NewType("JobId", str)
 GroupId = NewType("GroupId", str)
 OperationId = NewType("OperationId", str)
+ConnectionId = NewType("ConnectionId", int)
+"""One WorkloadChannel stream; numbered by this agent process, never used again in it."""
+CommandId = NewType("CommandId", str)
 AcceleratorId = NewType("AcceleratorId", str)
 """The NVML UUID, "GPU-..."."""
 

@@ -10,6 +10,7 @@ from snapshot_agent_server.core.ids import ContextKey, GroupId
 from snapshot_agent_server.core.operations import Operation
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
+from snapshot_agent_server.core.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,4 @@ class Memory:
     processes: Sequence[tuple[ContextKey, ProcessRecord]] = ()
     operations: Sequence[Operation] = ()
     trees: Sequence[tuple[ContextKey, Tree]] = ()
+    workloads: Sequence[Workload] = ()

@@ -25,7 +25,9 @@ from snapshot_agent_server.core.effects import (
 )
 from snapshot_agent_server.core.events import (
     Answered,
+    ChannelEnded,
     Closing,
+    CommandAnswered,
     EpochSeen,
     Event,
     KillRequested,
@@ -40,22 +42,25 @@ from snapshot_agent_server.core.events import (
 from snapshot_agent_server.core.fences import Fences
 from snapshot_agent_server.core.ids import ContextKey, GroupId, OperationId, ProcessId
 from snapshot_agent_server.core.memory import Memory
-from snapshot_agent_server.core.operations import Operation
+from snapshot_agent_server.core.operations import Kind, Operation
 from snapshot_agent_server.core.outcomes import DriverState, Gone
 from snapshot_agent_server.core.queue import Queue
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.registry import Registry
 from snapshot_agent_server.core.samples import AcceleratorView, Sample
 from snapshot_agent_server.core.settings import CoreSettings
+from snapshot_agent_server.core.workloads import WorkloadState
 
 
 class Node:
-    def __init__(self, settings: CoreSettings) -> None:
+    def __init__(self, settings: CoreSettings, incarnation: str = "") -> None:
+        """`incarnation`: another one with every start of the agent."""
         self._settings = settings
         self.fences = Fences(settings.allow_unfenced)
         self.registry = Registry(settings)
         self.admission = Admission()
-        self._queue = Queue(settings, self.registry, self.admission, self.fences)
+        self._queue = Queue(settings, self.registry, self.admission, self.fences, incarnation)
+        self._commander = self._queue.commander
         self._accelerators = Accelerators(settings, self.registry)
         self._published: dict[ContextKey, ContextView] = {}
         self._is_closing = False
@@ -66,7 +71,7 @@ class Node:
         return self._queue.operations.get(operation)
 
     def views(self) -> list[ContextView]:
-        return [self._view(key) for key, context in self.registry.contexts.items() if context.processes]
+        return [self._view(key) for key, context in self.registry.contexts.items() if context.is_present]
 
     def accelerator_views(self) -> list[AcceleratorView]:
         return self._accelerators.views()
@@ -93,7 +98,7 @@ class Node:
 
     def next_wake(self, now: float) -> float | None:
         """When `Woken` is due, seconds on the monotonic clock; None: only an event can change anything."""
-        times = (self._queue.wake_at(now), self.admission.wake_at(now))
+        times = (self._queue.wake_at(now), self.admission.wake_at(now), self._commander.next_overdue())
         return min((time for time in times if time is not None), default=None)
 
     # -- events
@@ -114,6 +119,8 @@ class Node:
             effects.append(WatchProcess(record.id))
         for key, tree in memory.trees:
             self.registry.plant(key, tree)
+        for workload in memory.workloads:
+            effects += self._commander.restore(workload, now)
         self._queue.recover(memory.operations, now)
         effects += self._queue.heal(self.registry.contexts, now)
         return effects + self._follow_up(now)
@@ -138,6 +145,12 @@ class Node:
                 effects = self._end(process)
             case MembersListed():
                 effects = self._listed(event, now)
+            case CommandAnswered(_, result):
+                effects = self._commander.answered(result, now)
+            case ChannelEnded(connection, is_closed):
+                key = self._commander.lost(connection, now)
+                closed = "its workload closed its registration"
+                effects = self._end_workload(key, closed) if is_closed and key is not None else []
             case Sampled(sample):
                 effects = self._sampled(sample, now)
             case Woken():
@@ -151,12 +164,17 @@ class Node:
 
     def _register(self, event: Registered, now: float) -> list[Effect]:
         refusal = self._unknown_group(event.key.group) or self.registry.refusal(event.key, event.processes)
+        refusal = refusal or self._commander.refusal(event.key, event.offer)
         if refusal is not None:
             return [Refuse(event.call, refusal)]
         self._queue.found(event.key)
         effects = self._join(event.key, event.processes, now)
         if event.tree is not None:
             effects += self.registry.plant(event.key, event.tree)
+        if event.offer is not None:
+            effects += self._commander.register(event.key, event.offer, now)
+            if DriverState.LOCKED in self.registry.contexts[event.key].states():
+                effects += self._queue.repair(Kind.UNLOCK, event.key, now)  # else its callbacks would hang
         return [*effects, Accept(event.call)]
 
     def _kill(self, event: KillRequested) -> list[Effect]:
@@ -166,7 +184,10 @@ class Node:
         groups = [key.group for key in keys]
         refusal = self._closing() or (self._unknown_group(event.group) if event.group is not None else None)
         refusal = refusal or self.fences.check(groups, event.token, event.epoch)
-        processes = tuple(record.id for record in self.registry.records(keys))
+        processes = tuple(record.id for record in self.registry.records(keys)) or self._commander.servers(keys)
+        if refusal is None and not processes and self._commander.commands_any(keys):
+            text = f"nobody knows the processes of job {event.job!r}, which registered callbacks only; end them by hand"
+            refusal = Refusal(RefusalKind.NOT_DONE, text)
         if refusal is None and not processes:
             where = f" in group {event.group!r}" if event.group is not None else ""
             text = f"job {event.job!r} has no context{where} on this node: nothing to kill."
@@ -227,23 +248,32 @@ class Node:
         return effects
 
     def _end(self, process: ProcessId) -> list[Effect]:
-        """A process has ended; with its last process a context is gone."""
+        """A process has ended; with its last process a context is gone, and with who served it a workload."""
+        effects: list[Effect] = []
         key = self.registry.key_of(process.pid)
         record = self.registry.record(process)
-        if key is None or record is None:
-            return []
-        effects = self.registry.leave(process)
+        if key is not None and record is not None:
+            effects += [*self.registry.leave(process), TakeSample()]
+            context = self.registry.contexts[key]
+            if not context.processes:
+                context.last_ended = record
+                effects += self._emptied(key)
+        for key in self._commander.served_by(process):
+            effects += self._end_workload(key, f"process {process.pid}, which served its callbacks, ended")
+        return effects
+
+    def _end_workload(self, key: ContextKey, reason: str) -> list[Effect]:
+        """A workload will not come back, nor its context, unless that has processes, which the driver saves."""
         context = self.registry.contexts[key]
         if not context.processes:
-            context.last_ended = record
-            effects += self._emptied(key)
-        return [*effects, TakeSample()]
+            return self._gone(key, reason)
+        return self._commander.end(key, reason)
 
     def _join(self, key: ContextKey, processes: Sequence[ObservedProcess], now: float) -> list[Effect]:
         """Take in processes that somebody named. What they leave may be empty then."""
         effects = self.registry.join(key, processes, now)
         if any(isinstance(effect, ForgetProcess) for effect in effects):
-            for other in [other for other, context in self.registry.contexts.items() if not context.processes]:
+            for other in [other for other, context in self.registry.contexts.items() if not context.is_present]:
                 effects += self._emptied(other)
         return effects
 
@@ -251,15 +281,21 @@ class Node:
         """The last known process of a context is gone; those of a tree may have left children that nobody has seen."""
         return [ListMembers(frozenset((key,)))] if key in self.registry.trees else self._gone(key)
 
-    def _gone(self, key: ContextKey) -> list[Effect]:
+    def _gone(self, key: ContextKey, reason: str = "") -> list[Effect]:
         context = self.registry.contexts[key]
+        ended, workload = context.last_ended, context.workload
+        if not reason:
+            reason = f"process {ended.id.pid}, the last of context {key}, ended" if ended is not None else "no process"
+        was_saved = ended is not None and bool(ended.saved)
+        effects: list[Effect] = []
+        if workload is not None:
+            was_saved = was_saved or workload.state is WorkloadState.SAVED
+            effects += self._commander.end(key, reason)
         self.registry.drop(key)
         self._published.pop(key, None)
-        ended = context.last_ended
-        reason = f"process {ended.id.pid}, the last of context {key}, ended" if ended is not None else "no process"
-        if ended is not None and ended.saved:
+        if was_saved:
             self._queue.lost(key, f"{reason} while it was saved")
-        return [*self.registry.fell(key), *self.admission.gone(key), PublishGone(key, reason)]
+        return [*effects, *self.registry.fell(key), *self.admission.gone(key), PublishGone(key, reason)]
 
     def _listed(self, event: MembersListed, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -292,11 +328,14 @@ class Node:
 
     def _follow_up(self, now: float) -> list[Effect]:
         """What follows from any event: operations go on, intruders are locked, changes are published."""
-        effects = self._queue.advance(now)
+        effects: list[Effect] = []
+        for key in self._commander.overdue(now):
+            effects += self._end_workload(key, "its workload has not come back")
+        effects += self._queue.advance(now)
         for kind, key in list(self.admission.repairs(self.registry, self._queue.busy(), self._settings, now)):
             effects += self._queue.repair(kind, key, now)
         for key in list(self.registry.contexts):
-            if self._queue.is_brief(key, now) or not self.registry.contexts[key].processes:
+            if self._queue.is_brief(key, now) or not self.registry.contexts[key].is_present:
                 continue
             view = self._view(key)
             before = self._published.get(key)

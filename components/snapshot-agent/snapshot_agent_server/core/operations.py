@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from snapshot_agent_server.core.ids import ContextKey, GroupId, OperationId, ProcessId
+from snapshot_agent_server.core.modes import Backend, Wish
 from snapshot_agent_server.core.outcomes import STARTS_FROM, DriverState, Verb
 from snapshot_agent_server.core.turn import Turn
+
+GONE = "gone: "
+"""How the error of an operation begins whose context went on the way: no fault."""
 
 
 class Kind(StrEnum):
@@ -47,6 +51,8 @@ class Result:
     is_indeterminate: bool = False
     is_gone: bool = False
     """The processes ended on the way: no fault."""
+    discarded: tuple[str, ...] = ()
+    """What was dropped instead of being kept, by the workload's names."""
     step_us: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -81,6 +87,11 @@ class Operation:
     epoch: int = 0
     is_left_locked: bool = False
     after: OperationId | None = None
+    wish: Wish | None = None
+    backend: Backend = Backend.CUDA
+    """Decided when it starts."""
+    has_moved: bool = False
+    """A context of it is where the operation wanted it, by a command of the operation's own."""
     waiting_since: float = 0.0
     """When this agent process took it up: from then on it waits for `after` to arrive."""
     is_listing: bool = False

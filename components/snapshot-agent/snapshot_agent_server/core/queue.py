@@ -6,6 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from snapshot_agent_server.core.admission import Admission
+from snapshot_agent_server.core.backend_choice import choose
+from snapshot_agent_server.core.commander import Commander
+from snapshot_agent_server.core.contexts import Context
 from snapshot_agent_server.core.effects import (
     Accept,
     Effect,
@@ -19,16 +22,25 @@ from snapshot_agent_server.core.effects import (
 from snapshot_agent_server.core.events import Answered, Requested
 from snapshot_agent_server.core.fences import Fences
 from snapshot_agent_server.core.ids import ContextKey, OperationId
-from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status
+from snapshot_agent_server.core.modes import Backend
+from snapshot_agent_server.core.operations import GONE, Kind, Operation, Phase, Result, Status
 from snapshot_agent_server.core.outcomes import DriverState, Verb
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.registry import Registry
 from snapshot_agent_server.core.runner import Runner
 from snapshot_agent_server.core.settings import CoreSettings
+from snapshot_agent_server.core.workloads import WorkloadState
 
 
 class Queue:
-    def __init__(self, settings: CoreSettings, registry: Registry, admission: Admission, fences: Fences) -> None:
+    def __init__(
+        self,
+        settings: CoreSettings,
+        registry: Registry,
+        admission: Admission,
+        fences: Fences,
+        incarnation: str,
+    ) -> None:
         self._settings = settings
         self._registry = registry
         self._admission = admission
@@ -38,6 +50,7 @@ class Queue:
         """Those that live, and ended ones for retries."""
         self.active: dict[OperationId, Operation] = {}
         """Waiting or running, in order of arrival."""
+        self.commander = Commander(settings, registry, self.active.get, incarnation)
         self._lost: OrderedDict[ContextKey, str] = OrderedDict()
         """Saved contexts whose processes ended: a restore of them is refused, never taken for nothing to do."""
         self._own = 0
@@ -63,7 +76,7 @@ class Queue:
         times = []
         for operation in self.active.values():
             if operation.is_running:
-                times.append(self._runner.wake_at(operation, now))
+                times.append(self._driving(operation).wake_at(operation, now))
                 if operation.kind.moves_memory and now < self._told_at(operation):
                     times.append(self._told_at(operation))
             else:
@@ -88,6 +101,10 @@ class Queue:
                 )
                 return [Refuse(event.call, Refusal(RefusalKind.OTHER_OPERATION, text))]
             return [Accept(event.call, known.id)]
+        if event.wish is not None:
+            _, unsupported = choose(event.kind, self._contexts(keys), event.wish)
+            if unsupported:
+                return [Refuse(event.call, Refusal(RefusalKind.UNSUPPORTED, unsupported))]
         limit = self._settings.operation_timeout_s if event.kind.moves_memory else self._settings.lock_timeout_s
         operation = Operation(
             id=event.operation,
@@ -99,6 +116,7 @@ class Queue:
             epoch=event.epoch,
             is_left_locked=event.leave_locked,
             after=event.after,
+            wish=event.wish,
             waiting_since=now,
             call=None if event.kind.moves_memory else event.call,
         )
@@ -160,7 +178,8 @@ class Queue:
                 operation.waiting_since = now
                 if operation.is_running:
                     operation.abandoned_at = now
-                    self._runner.doubt(operation, now)
+                    if operation.backend is Backend.CUDA:
+                        self._runner.doubt(operation, now)
                 for work in operation.work.values():
                     work.in_flight = None
                     if operation.kind.moves_memory:
@@ -187,7 +206,7 @@ class Queue:
             is_changed = False
             for operation in list(self.active.values()):
                 if operation.is_running:
-                    more, result = self._runner.advance(operation, now)
+                    more, result = self._driving(operation).advance(operation, now)
                     effects += more
                     if result is not None:
                         effects += self._end(operation, result, now)
@@ -223,7 +242,8 @@ class Queue:
             return False, []
         if not operation.is_listed and self._needs_listing(operation):
             return self._list(operation)
-        self._runner.begin(operation, now)
+        operation.backend, _ = choose(operation.kind, self._contexts(operation.keys), operation.wish)
+        self._driving(operation).begin(operation, now)
         effects = self._admission.started(operation)
         if operation.is_public:
             effects.append(RecordOperation(operation))
@@ -241,6 +261,12 @@ class Queue:
         operation.is_listing = True
         ask = tuple(r.id for r in self._registry.records(operation.keys) if r.state is DriverState.NONE)
         return False, [ListMembers(frozenset(operation.keys), operation.id, ask)]
+
+    def _driving(self, operation: Operation) -> Runner | Commander:
+        return self._runner if operation.backend is Backend.CUDA else self.commander
+
+    def _contexts(self, keys: Iterable[ContextKey]) -> list[tuple[ContextKey, Context | None]]:
+        return [(key, self._registry.contexts.get(key)) for key in keys]
 
     def _blocker(self, operation: Operation, now: float) -> tuple[str, str]:
         """What the operation waits for, and the error if it waits in vain."""
@@ -271,14 +297,13 @@ class Queue:
         """Why an operation whose turn it is cannot be done at all, or empty."""
         for key in operation.keys:
             if operation.kind is Kind.RESTORE and key not in self._registry.contexts and key in self._lost:
-                return f"gone: {self._lost[key]}"
+                return f"{GONE}{self._lost[key]}"
             if operation.kind.moves_memory and self._registry.foreign(key):
                 return self._registry.foreign(key)
             context = self._registry.contexts.get(key)
-            is_unlock = operation.kind is Kind.UNLOCK
-            if is_unlock and context is not None and DriverState.CHECKPOINTED in context.states():
+            if operation.kind is Kind.UNLOCK and context is not None and _is_saved(context):
                 return f"context {key} is saved, wholly or in part; restore it first"
-        return ""
+        return choose(operation.kind, self._contexts(operation.keys), operation.wish)[1]
 
     def _end(self, operation: Operation, result: Result, now: float) -> list[Effect]:
         """Give the result out: the last one, or that the driver has not said yet, and then the operation goes on."""
@@ -323,9 +348,15 @@ def _not_started(operation: Operation, error: str, now: float) -> Result:
         Status.FAILED,
         elapsed_ms=round((now - operation.accepted_at) * 1000),
         error=error,
-        is_rolled_back=not error.startswith("gone: "),
-        is_gone=error.startswith("gone: "),
+        is_rolled_back=not error.startswith(GONE),
+        is_gone=error.startswith(GONE),
     )
+
+
+def _is_saved(context: Context) -> bool:
+    workload = context.workload
+    is_saved_by_itself = workload is not None and workload.state is WorkloadState.SAVED
+    return is_saved_by_itself or DriverState.CHECKPOINTED in context.states()
 
 
 def _reply(operation: Operation, call: int, result: Result, registry: Registry) -> Effect:

@@ -12,6 +12,8 @@ class RefusalKind(StrEnum):
     UNKNOWN_CONTEXT = "unknown context"
     UNKNOWN_OPERATION = "unknown operation"
     OTHER_OPERATION = "the operation id names something else"
+    REPLACED = "another one took its place"
+    UNSUPPORTED = "this context cannot be saved that way"
     BAD_PROCESS = "bad process"
     PROCESS_TAKEN = "process taken"
     WRONG_USER = "wrong user"

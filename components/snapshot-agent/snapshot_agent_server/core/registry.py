@@ -22,6 +22,7 @@ from snapshot_agent_server.core.effects import (
 )
 from snapshot_agent_server.core.events import ObservedProcess
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, ProcessId
+from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.settings import CoreSettings
@@ -35,6 +36,15 @@ class Registry:
         self.trees: dict[ContextKey, tuple[Tree, ...]] = {}
         """Of contexts that are process trees, wholly or in part."""
         self._key_of: dict[int, ContextKey] = {}
+
+    def context(self, key: ContextKey) -> Context:
+        """The context, made if there is none yet."""
+        return self.contexts.setdefault(key, Context(key))
+
+    def is_server(self, pid: int) -> bool:
+        """Whether this process serves the callbacks of a context, without being one of its processes perhaps."""
+        workloads = (context.workload for context in self.contexts.values())
+        return any(w is not None and w.server is not None and w.server.pid == pid for w in workloads)
 
     def key_of(self, pid: int) -> ContextKey | None:
         return self._key_of.get(pid)
@@ -161,13 +171,18 @@ class Registry:
         reason = fault or context.note
         if not reason and DriverState.CHECKPOINTED in context.states() and state is ContextState.RUNNING:
             reason = "partly saved: some processes of the context are in host memory, others on the device"
+        workload = context.workload
+        if not reason and workload is not None and workload.connection is None:
+            reason = "its workload is not connected: it can be neither saved nor restored before it is again"
         return ContextView(
             key=key,
             state=state,
             locked=context.is_locked(),
             reason=reason,
-            pids=tuple(sorted(context.processes)),
+            pids=tuple(sorted(context.pids())),
             usage=context.usage(),
+            backend=Backend.CUDA if workload is None else Backend.APP_CHANNEL,
+            discarded=() if workload is None else workload.discarded,
         )
 
 

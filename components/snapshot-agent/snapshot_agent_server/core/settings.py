@@ -40,6 +40,9 @@ class CoreSettings:
     """Free memory that a restore must leave on each GPU. None: 512 MiB, but at most a 16th of the device."""
     suspect_s: float = 60.0
     """How long the state of a process is watched after a call to it was abandoned."""
+    channel_grace_s: float = 60.0
+    """How long a workload whose process the agent cannot see may be without a connection: longer than the longest
+    pause between two attempts to connect again, which is 45 s."""
     quiet_s: float = 0.01
     """A context in transition is published only if that lasts longer; the end of the operation always is, at once."""
     kept_operations: int = 10_000

@@ -10,6 +10,7 @@ from snapshot_agent_server.core.effects import (
     ForgetOperation,
     ForgetProcess,
     ForgetTrees,
+    ForgetWorkload,
     Record,
     RecordEpoch,
     RecordFence,
@@ -17,13 +18,24 @@ from snapshot_agent_server.core.effects import (
     RecordProcess,
     RecordTree,
     RecordTurn,
+    RecordWorkload,
 )
-from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.ids import (
+    AcceleratorId,
+    CommandId,
+    ContextKey,
+    GroupId,
+    JobId,
+    OperationId,
+    ProcessId,
+)
 from snapshot_agent_server.core.memory import Memory
+from snapshot_agent_server.core.modes import Backend, Mode, Wish
 from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status, Work
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
+from snapshot_agent_server.core.workloads import Command, Workload, WorkloadState
 from snapshot_agent_server.store.sqlite import Statement, Store
 
 
@@ -45,6 +57,11 @@ def to_statement(record: Record) -> Statement:
             return "insert or replace into trees values (?, ?, ?, ?, ?)", tree_values
         case ForgetTrees(key):
             return "delete from trees where job = ? and group_id = ?", (key.job, key.group)
+        case RecordWorkload(workload):
+            key, record_ = workload.key, json.dumps(workload_to_dict(workload))
+            return "insert or replace into workloads values (?, ?, ?)", (key.job, key.group, record_)
+        case ForgetWorkload(key):
+            return "delete from workloads where job = ? and group_id = ?", (key.job, key.group)
         case RecordOperation(operation):
             sql = (
                 "insert into operations values (?, (select coalesce(max(sequence), 0) + 1 from operations), ?)"
@@ -75,6 +92,11 @@ def read_memory(store: Store, boot_id: str) -> Memory:
             record.saved = {AcceleratorId(a): int(size) for a, size in json.loads(str(saved)).items()}
             record.seen_on = frozenset(record.usage)
             processes.append((ContextKey(JobId(str(job)), GroupId(str(group))), record))
+    rows = store.read("select job, group_id, record from workloads order by rowid") if is_same_boot else []
+    workloads = [
+        workload_from_dict(ContextKey(JobId(str(job)), GroupId(str(group))), json.loads(str(record)))
+        for job, group, record in rows
+    ]
     operations = [
         operation_from_dict(json.loads(str(record)))
         for (record,) in store.read("select record from operations order by sequence")
@@ -87,6 +109,7 @@ def read_memory(store: Store, boot_id: str) -> Memory:
             for group, turn in store.read("select group_id, turn from turns")
         },
         processes=processes,
+        workloads=workloads,
         operations=operations if is_same_boot else [_of_earlier_boot(operation) for operation in operations],
         trees=trees,
     )
@@ -108,6 +131,9 @@ def operation_to_dict(operation: Operation) -> dict[str, Any]:
         "epoch": operation.epoch,
         "left_locked": operation.is_left_locked,
         "after": operation.after,
+        "wish": None if operation.wish is None else _wish_to_list(operation.wish),
+        "backend": operation.backend,
+        "has_moved": operation.has_moved,
         "phase": operation.phase,
         "work": [[process.pid, process.start_time, work.before] for process, work in operation.work.items()],
         "error": operation.error,
@@ -126,6 +152,7 @@ def operation_to_dict(operation: Operation) -> dict[str, Any]:
             "indeterminate": result.is_indeterminate,
             "gone": result.is_gone,
             "step_us": dict(result.step_us),
+            "discarded": result.discarded,
         },
     }
 
@@ -142,6 +169,9 @@ def operation_from_dict(data: dict[str, Any]) -> Operation:
         epoch=data["epoch"],
         is_left_locked=data["left_locked"],
         after=None if data["after"] is None else OperationId(data["after"]),
+        wish=_wish_from_list(data["wish"]) if data.get("wish") else None,
+        backend=Backend(data.get("backend", Backend.CUDA)),
+        has_moved=data.get("has_moved", False),
         phase=Phase(data["phase"]),
         work={ProcessId(pid, start): Work(DriverState(before)) for pid, start, before in data["work"]},
         error=data["error"],
@@ -160,6 +190,7 @@ def operation_from_dict(data: dict[str, Any]) -> Operation:
             is_indeterminate=result["indeterminate"],
             is_gone=result["gone"],
             step_us=result["step_us"],
+            discarded=tuple(result.get("discarded", ())),
         ),
     )
 
@@ -183,6 +214,63 @@ def _tree_from_dict(data: dict[str, Any]) -> Tree:
         cgroup=data["cgroup"],
         marker=data["marker"],
     )
+
+
+def workload_to_dict(workload: Workload) -> dict[str, Any]:
+    """Without its connection, which ends with the agent."""
+    server, command = workload.server, workload.command
+    return {
+        "instance": workload.instance,
+        "server": None if server is None else [server.pid, server.start_time],
+        "modes": workload.modes,
+        "default_mode": workload.default_mode,
+        "tags": workload.tags,
+        "state": workload.state,
+        "discarded": workload.discarded,
+        "command": None
+        if command is None
+        else {
+            "id": command.id,
+            "operation": command.operation,
+            "kind": command.kind,
+            "mode": command.mode,
+            "tags": command.tags,
+            "sent_at": command.sent_at,
+        },
+    }
+
+
+def workload_from_dict(key: ContextKey, data: dict[str, Any]) -> Workload:
+    server, command = data["server"], data["command"]
+    return Workload(
+        key=key,
+        instance=data["instance"],
+        server=None if server is None else ProcessId(*server),
+        modes=tuple(map(Mode, data["modes"])),
+        default_mode=Mode(data["default_mode"]),
+        tags=tuple(data["tags"]),
+        state=WorkloadState(data["state"]),
+        discarded=tuple(data["discarded"]),
+        command=None
+        if command is None
+        else Command(
+            id=CommandId(command["id"]),
+            operation=OperationId(command["operation"]),
+            kind=Kind(command["kind"]),
+            mode=Mode(command["mode"]),
+            tags=tuple(command["tags"]),
+            sent_at=command["sent_at"],
+        ),
+    )
+
+
+def _wish_to_list(wish: Wish) -> list[Any]:
+    return [wish.backend, wish.mode, wish.tags]
+
+
+def _wish_from_list(data: list[Any]) -> Wish:
+    backend, mode, tags = data
+    return Wish(Backend(backend), None if mode is None else Mode(mode), tuple(tags))
 
 
 def _turn_to_list(turn: Turn) -> list[Any]:

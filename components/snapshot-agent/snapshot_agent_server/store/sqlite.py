@@ -97,6 +97,8 @@ _TABLES = (
     """create table if not exists trees (
         job text not null, group_id text not null, pid integer not null, start_time integer not null,
         record text not null, primary key (job, group_id, pid, start_time))""",
+    """create table if not exists workloads (
+        job text not null, group_id text not null, record text not null, primary key (job, group_id))""",
     "create table if not exists operations (id text primary key, sequence integer not null, record text not null)",
 )
 

@@ -51,6 +51,21 @@ BAD = [
     ("Kill", pb.KillRequest(context=A), "NOT_FOUND", "job 'a' has no context in group 'g' on this node"),
     ("Kill", pb.KillRequest(context=pb.ContextRef(job_id="a")), "NOT_FOUND", "job 'a' has no context on this node"),
     ("Kill", pb.KillRequest(context=A, fencing_token=-1), "INVALID_ARGUMENT", "fencing_token"),
+    *(
+        (
+            method,
+            message(job_id="a", group="g", backend_config=pb.BackendConfig(app_channel=config)),
+            code,
+            text,
+        )
+        for method, message in (("Snapshot", pb.SnapshotRequest), ("Restore", pb.RestoreRequest))
+        for config, code, text in (
+            (pb.AppChannelConfig(), "FAILED_PRECONDITION", "context a@g has no workload that saves itself"),
+            (pb.AppChannelConfig(mode=7), "INVALID_ARGUMENT", r"app_channel\.mode: 7 is no mode; known are off"),
+            (pb.AppChannelConfig(tags=["a\n"]), "INVALID_ARGUMENT", r"app_channel\.tags: .*control characters"),
+            (pb.AppChannelConfig(tags=map(str, range(65))), "INVALID_ARGUMENT", r"app_channel\.tags: 65 tags"),
+        )
+    ),
     ("GetOperation", pb.GetOperationRequest(), "INVALID_ARGUMENT", "operation_id"),
     ("GetOperation", pb.GetOperationRequest(operation_id="never"), "NOT_FOUND", "no operation 'never'"),
     *(
@@ -63,7 +78,6 @@ BAD = [
         for method, message in (("Snapshot", pb.SnapshotRequest), ("Restore", pb.RestoreRequest))
         for field, config in (
             ("app_endpoint", pb.AppEndpointConfig()),
-            ("app_channel", pb.AppChannelConfig()),
             ("direct_memory", pb.DirectMemoryBackendConfig()),
             ("memory_regions", pb.MemoryRegionsBackendConfig()),
         )
@@ -99,11 +113,27 @@ BAD_REGISTRATIONS = [
     (register(pids=[0]), "INVALID_ARGUMENT", "pids: 0 is no process id"),
     (register(pids=[2_000_000_000]), "INVALID_ARGUMENT", "no process 2000000000"),
     (register(pids=range(1, 5000)), "INVALID_ARGUMENT", "pids: 4999 processes"),
-    (register(), "UNIMPLEMENTED", "app_channel .* not built yet"),
+    (register(), "INVALID_ARGUMENT", "pids: name the processes .* or say in capabilities"),
+    (register(capabilities=pb.WorkloadCapabilities(supported_modes=[0])), "INVALID_ARGUMENT", "_modes: 0 is no mode"),
+    (register(capabilities=pb.WorkloadCapabilities(default_mode=9)), "INVALID_ARGUMENT", "_mode: 9 is no mode"),
     (
-        register(pids=[1], capabilities=pb.WorkloadCapabilities(supported_modes=[pb.SUSPEND_MODE_OFFLOAD])),
-        "UNIMPLEMENTED",
-        "app_channel",
+        register(capabilities=pb.WorkloadCapabilities(supported_modes=[1], default_mode=pb.SUSPEND_MODE_DISCARD)),
+        "INVALID_ARGUMENT",
+        "default_mode: discard is not among",
+    ),
+    (register(capabilities=pb.WorkloadCapabilities(tags=[""])), "INVALID_ARGUMENT", "capabilities.tags: must not be e"),
+    (
+        register(capabilities=pb.WorkloadCapabilities(), instance=pb.WorkloadInstance()),
+        "INVALID_ARGUMENT",
+        "instance.id: must not be empty",
+    ),
+    (
+        register(
+            capabilities=pb.WorkloadCapabilities(),
+            instance=pb.WorkloadInstance(id="i", results=[pb.CommandResult(command_id="c")] * 17),
+        ),
+        "INVALID_ARGUMENT",
+        "instance.results: 17 results",
     ),
     (
         register(pids=[1], backend_config=pb.BackendConfig(app_endpoint=pb.AppEndpointConfig())),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from apps import App
 from snapshot_agent_server.core.contexts import ContextState
 from snapshot_agent_server.core.effects import CallDriver
 from snapshot_agent_server.core.events import KillRequested, MembersListed, Registered, Requested
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
+from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.operations import Kind, Result, Status
 from snapshot_agent_server.core.outcomes import DriverState, Verb
 from snapshot_agent_server.core.refusals import RefusalKind
@@ -150,6 +153,62 @@ class NodeMachine(RuleBasedStateMachine):
             assert self.world.accepted[number].operation == operation
             assert self.world.calls == before, "a retry started something new"
 
+    # -- workloads that save themselves
+
+    @rule(job=st.sampled_from(JOBS), group=st.sampled_from(GROUPS), is_seen=st.booleans(), is_known=st.booleans())
+    def register_a_workload(self, job: JobId, group: GroupId, is_seen: bool, is_known: bool) -> None:
+        context = self.world.node.registry.contexts.get(ContextKey(job, group))
+        workload = context.workload if context is not None else None
+        if len(self.living_apps()) >= 3 or (not is_known and workload is not None and not workload.instance):
+            return  # one that does not say who it is, is taken for the one before
+        self.world.app(job, group, is_seen=is_seen, is_known=is_known)
+
+    @precondition(lambda self: self.apps(lambda app: app.inbox))
+    @rule(error=st.sampled_from([None, None, "it raised"]), data=st.data())
+    def a_workload_carries_out_a_command(self, error: str | None, data: st.DataObject) -> None:
+        self.world.say(data.draw(st.sampled_from(self.apps(lambda app: app.inbox))), error)
+
+    @precondition(lambda self: self.apps(lambda app: app.connection is not None))
+    @rule(data=st.data())
+    def a_workload_loses_what_is_sent_next(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.apps(lambda app: app.connection is not None))).is_deaf = True
+
+    @precondition(lambda self: self.apps(lambda app: app.connection is not None))
+    @rule(data=st.data())
+    def a_connection_breaks(self, data: st.DataObject) -> None:
+        self.world.disconnect(data.draw(st.sampled_from(self.apps(lambda app: app.connection is not None))))
+
+    @precondition(lambda self: self.living_apps())
+    @rule(data=st.data())
+    def a_workload_connects_anew(self, data: st.DataObject) -> None:
+        app = data.draw(st.sampled_from(self.living_apps()))
+        context = self.world.node.registry.contexts.get(app.key)
+        is_there = context is not None and context.workload is not None
+        if app.instance or (is_there and not context.workload.instance):  # else it would pass for a new one
+            self.world.connect(app)
+
+    @precondition(lambda self: self.apps(lambda app: app.connection is not None))
+    @rule(data=st.data())
+    def a_workload_closes_its_registration(self, data: st.DataObject) -> None:
+        app = data.draw(st.sampled_from(self.apps(lambda app: app.connection is not None)))
+        self.world.disconnect(app, is_closed=True)
+        self.world.apps.remove(app)
+
+    @precondition(lambda self: self.living_apps())
+    @rule(data=st.data())
+    def a_workload_ends(self, data: st.DataObject) -> None:
+        self.world.end_app(data.draw(st.sampled_from(self.living_apps())))
+
+    def living_apps(self) -> list[App]:
+        return self.apps(lambda app: True)
+
+    def apps(self, is_wanted: Callable[[App], object]) -> list[App]:
+        return [app for app in self.world.apps if not app.ended_by_agent and is_wanted(app)]
+
+    def has_callbacks(self, key: ContextKey) -> bool:
+        context = self.world.node.registry.contexts.get(key)
+        return context is not None and context.workload is not None
+
     @precondition(lambda self: self.world.calls)
     @rule(data=st.data())
     def a_call_answers(self, data: st.DataObject) -> None:
@@ -181,9 +240,20 @@ class NodeMachine(RuleBasedStateMachine):
         new = tuple(self.world.unseen({key}))
         self.world.post(MembersListed(frozenset(), new))  # what the shell does before a kill
         living = {target.id for target in self.world.targets.values() if self.member[target.id.pid] == key}
+        context = self.world.node.registry.contexts.get(key)
+        workload = context.workload if context is not None else None
         self.world.post(KillRequested(number, job, group, token, 1))
         if token < self.token[group]:
             assert self.world.refused[number].refusal.kind is RefusalKind.STALE
+        elif not living and workload is not None:
+            if workload.server is None:
+                assert self.world.refused[number].refusal.kind is RefusalKind.NOT_DONE
+                return
+            self.token[group] = token
+            assert self.world.kills[number].processes == (workload.server,)
+            for app in [app for app in self.world.apps if app.server == workload.server]:
+                self.world.end_app(app)
+            assert key not in self.world.published
         elif not living:
             assert self.world.refused[number].refusal.kind is RefusalKind.UNKNOWN_CONTEXT
         else:
@@ -228,6 +298,9 @@ class NodeMachine(RuleBasedStateMachine):
         if result.is_indeterminate:
             assert not result.is_rolled_back
             return
+        if record.backend is Backend.APP_CHANNEL:
+            self.a_workloads_result_tells_the_truth(operation, result)
+            return
         under_way = {verb for pid in states for verb in self.world.targets[pid].queue}
         if result.is_rolled_back:
             assert not under_way & {Verb.CHECKPOINT, Verb.RESTORE}, "what is called rolled back may move yet"
@@ -248,6 +321,21 @@ class NodeMachine(RuleBasedStateMachine):
                 before = worked[pid].before
                 assert before in (state, DriverState.NONE, DriverState.FAILED, DriverState.UNKNOWN)
 
+    def a_workloads_result_tells_the_truth(self, operation: OperationId, result: Result) -> None:
+        kind, key, _ = self.kinds[operation]
+        apps = self.apps(lambda app: app.key == key)
+        if result.status is Status.COMPLETE:
+            assert {app.is_on_device for app in apps} <= {kind is Kind.RESTORE}
+        elif result.is_rolled_back:
+            for app in apps:
+                assert operation not in app.moved_for
+                assert operation not in {command.operation for command in app.inbox}, "it may move yet"
+
+    @invariant()
+    def a_workload_has_one_command_at_a_time(self) -> None:
+        for app in self.living_apps():
+            assert len(app.inbox) <= 1
+
     @invariant()
     def the_views_published_are_current(self) -> None:
         for view in self.world.node.views():
@@ -264,11 +352,18 @@ class NodeMachine(RuleBasedStateMachine):
             assert record.is_ended, f"{operation} never ended"
         for view in world.node.views():
             assert view.state is not ContextState.TRANSITIONING
+        for app in self.living_apps():
+            by_driver = [t.state for t in world.targets.values() if self.member[t.id.pid] == app.key]
+            if DriverState.CHECKPOINTED not in by_driver:
+                views = {view.key: view for view in world.node.views()}
+                assert app.key in views, (app, views, world.node.registry.contexts)
+                view = views[app.key]
+                assert view.state is (ContextState.RUNNING if app.is_on_device else ContextState.SAVED)
         for target in world.targets.values():
             key = self.member[target.id.pid]
             assert world.node.registry.owner(target.id) == key, f"{target} is in no context"
             turn = world.node.admission.turns.get(key.group)
-            if turn is not None and not turn.may_run(key.job):
+            if turn is not None and not turn.may_run(key.job) and not self.has_callbacks(key):
                 assert target.state is not DriverState.RUNNING, f"{target} runs though it is not its turn"
             if turn is not None and turn.job == key.job and not self._is_partly_saved(target):
                 assert target.state is not DriverState.LOCKED, f"{target} stays locked in its own turn"

@@ -6,15 +6,19 @@ import copy
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
+from apps import App
 from snapshot_agent_server.core.contexts import ProcessRecord
 from snapshot_agent_server.core.effects import (
     Accept,
     CallDriver,
+    ChannelEnd,
     Effect,
+    EndChannel,
     EndStreamsBelow,
     ForgetOperation,
     ForgetProcess,
     ForgetTrees,
+    ForgetWorkload,
     KillProcesses,
     ListMembers,
     PublishContext,
@@ -26,18 +30,31 @@ from snapshot_agent_server.core.effects import (
     RecordProcess,
     RecordTree,
     RecordTurn,
+    RecordWorkload,
     Refuse,
+    SendCommand,
 )
 from snapshot_agent_server.core.events import (
     Answered,
+    ChannelEnded,
+    CommandAnswered,
     Event,
     MembersListed,
     ObservedProcess,
     ProcessEnded,
+    Registered,
     Sampled,
     Woken,
 )
-from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, OperationId, ProcessId
+from snapshot_agent_server.core.ids import (
+    AcceleratorId,
+    ConnectionId,
+    ContextKey,
+    GroupId,
+    JobId,
+    OperationId,
+    ProcessId,
+)
 from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Result
@@ -55,10 +72,12 @@ from snapshot_agent_server.core.outcomes import (
     Room,
     Verb,
 )
+from snapshot_agent_server.core.refusals import RefusalKind
 from snapshot_agent_server.core.samples import DeviceSample, Sample
 from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
+from snapshot_agent_server.core.workloads import Workload
 
 MIB = 1 << 20
 GPU = {GroupId("g"): AcceleratorId("GPU-0"), GroupId("h"): AcceleratorId("GPU-1")}
@@ -104,6 +123,7 @@ class Disk:
     processes: dict[ProcessId, tuple[ContextKey, ProcessRecord]] = field(default_factory=dict)
     operations: dict[OperationId, Operation] = field(default_factory=dict)
     trees: list[tuple[ContextKey, Tree]] = field(default_factory=list)
+    workloads: dict[ContextKey, Workload] = field(default_factory=dict)
 
     def write(self, record: Effect) -> None:
         match record:
@@ -121,6 +141,10 @@ class Disk:
                 self.trees.append((key, tree))
             case ForgetTrees(key):
                 self.trees = [(other, tree) for other, tree in self.trees if other != key]
+            case RecordWorkload(workload):
+                self.workloads[workload.key] = replace(workload)
+            case ForgetWorkload(key):
+                self.workloads.pop(key, None)
             case RecordOperation(operation):
                 # What was being listed is not on record.
                 self.operations[operation.id] = replace(copy.deepcopy(operation), is_listing=False, is_listed=False)
@@ -135,7 +159,9 @@ class Disk:
                 fresh.settle(states[process], now)
             processes.append((key, fresh))
         operations = [copy.deepcopy(operation) for operation in self.operations.values()]
-        return Memory(self.epoch, dict(self.tokens), dict(self.turns), processes, operations, list(self.trees))
+        workloads = [replace(workload) for workload in self.workloads.values()]
+        trees = list(self.trees)
+        return Memory(self.epoch, dict(self.tokens), dict(self.turns), processes, operations, trees, workloads)
 
 
 class World:
@@ -147,8 +173,11 @@ class World:
             groups={group: (gpu,) for group, gpu in GPU.items()},
             **settings,  # type: ignore[arg-type]
         )
-        self.node = Node(self.settings)
+        self.incarnations = 0
+        self.node = self._start_node()
         self.disk = Disk()
+        self.apps: list[App] = []
+        """All workloads that live, connected or not."""
         self.targets: dict[int, Target] = {}
         self.calls: list[CallDriver] = []
         """Driver calls under way."""
@@ -179,6 +208,47 @@ class World:
         target = Target(ProcessId(self._pids, self._pids * 10), GroupId(group), state, size)
         self.targets[self._pids] = target
         return target
+
+    def app(
+        self, job: str, group: str = "g", *, is_seen: bool = True, is_known: bool = True, **fields: object
+    ) -> App:
+        """A workload that registers. `is_seen`: the agent sees its process; `is_known`: it says which one it is."""
+        number = self.number()
+        server = ProcessId(5000 + number, number) if is_seen else None
+        instance = f"instance-{number}" if is_known else ""
+        app = App(ContextKey(JobId(job), GroupId(group)), instance, server, **fields)  # type: ignore[arg-type]
+        self.apps.append(app)
+        self.connect(app)
+        return app
+
+    def connect(self, app: App, *targets: Target) -> None:
+        """A workload registers on a new connection, perhaps with processes."""
+        call, connection = self.number(), ConnectionId(self.number())
+        self.post(Registered(call, app.key, tuple(map(self.observed, targets)), offer=app.offer(connection)))
+        if call in self.refused:
+            assert self.refused[call].refusal.kind is RefusalKind.REPLACED
+            app.connection, app.ended_by_agent = None, ChannelEnd.REPLACED
+        app.was_accepted = True
+
+    def disconnect(self, app: App, *, is_closed: bool = False) -> None:
+        """Its connection breaks, or is closed by it; what was on its way to it is lost."""
+        assert app.connection is not None
+        connection, app.connection = app.connection, None
+        self.post(ChannelEnded(connection, is_closed))
+
+    def say(self, app: App, error: str | None = None) -> None:
+        """Carry out the command that has arrived first, and say so, if there is anybody to hear it."""
+        result = app.execute(error)
+        if app.connection is not None:
+            self.post(CommandAnswered(app.connection, result))
+
+    def end_app(self, app: App) -> None:
+        """Its process ends: its connection breaks, and whoever sees it says so."""
+        self.apps.remove(app)
+        if app.connection is not None:
+            self.disconnect(app)
+        if app.server is not None:
+            self.post(ProcessEnded(app.server))
 
     def observed(self, target: Target) -> ObservedProcess:
         on_device = target.state in (DriverState.RUNNING, DriverState.LOCKED)
@@ -290,7 +360,9 @@ class World:
             self._flush()
         self._lazy.clear()
         self.now += down_s
-        self.node = Node(self.settings)
+        for app in self.apps:
+            app.connection = None
+        self.node = self._start_node()
         self.published.clear()
         states = {target.id: target.state for target in self.targets.values()}
         memory = self.disk.memory(states, self.now)
@@ -299,6 +371,10 @@ class World:
         for process in list(self.disk.processes):
             if process.pid not in self.targets:
                 self.post(ProcessEnded(process))
+        living = {app.server for app in self.apps}
+        for workload in list(self.disk.workloads.values()):
+            if workload.server is not None and workload.server not in living:
+                self.post(ProcessEnded(workload.server))
 
     def _with_members(self, memory: Memory, states: dict[ProcessId, DriverState]) -> Memory:
         """What trees have besides what is on record."""
@@ -323,6 +399,14 @@ class World:
                     self.list_members(self.listings[0])
                 else:
                     self.answer(self.calls[0])
+            for app in [app for app in self.apps if not app.ended_by_agent]:
+                if not app.instance:  # what it does not say, nobody will ever know: it ends
+                    self.end_app(app)
+                    continue
+                if app.connection is None:
+                    self.connect(app)
+                while app.inbox:
+                    self.say(app)
             if self.node.is_idle():
                 self.now += 0.001
                 self.sample()
@@ -330,6 +414,10 @@ class World:
                     return
             self.pass_time(0.25)
         raise AssertionError(f"operations that never end: {self.node._queue.active}")
+
+    def _start_node(self) -> Node:
+        self.incarnations += 1
+        return Node(self.settings, f"i{self.incarnations}")
 
     # -- what the core wants
 
@@ -344,6 +432,8 @@ class World:
                 | ForgetProcess
                 | RecordTree
                 | ForgetTrees
+                | RecordWorkload
+                | ForgetWorkload
                 | RecordOperation
                 | ForgetOperation,
             ):
@@ -358,6 +448,14 @@ class World:
                     self.calls.append(effect)
                 case ListMembers():
                     self.listings.append(effect)
+                case SendCommand(connection, command):
+                    for app in self.apps:
+                        if app.connection == connection:
+                            app.receive(command)
+                case EndChannel(connection, end):
+                    for app in self.apps:
+                        if app.connection == connection:
+                            app.connection, app.ended_by_agent = None, end
                 case Accept(call):
                     assert call not in self.accepted
                     assert call not in self.refused

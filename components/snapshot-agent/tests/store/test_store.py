@@ -16,19 +16,31 @@ from snapshot_agent_server.core.effects import (
     Effect,
     ForgetProcess,
     ForgetTrees,
+    ForgetWorkload,
     RecordEpoch,
     RecordFence,
     RecordOperation,
     RecordProcess,
     RecordTree,
     RecordTurn,
+    RecordWorkload,
     TakeSample,
 )
-from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.ids import (
+    AcceleratorId,
+    CommandId,
+    ContextKey,
+    GroupId,
+    JobId,
+    OperationId,
+    ProcessId,
+)
+from snapshot_agent_server.core.modes import Backend, Mode, Wish
 from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status, Work
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
+from snapshot_agent_server.core.workloads import Command, Workload, WorkloadState
 from snapshot_agent_server.store.records import boot_statements, read_memory, to_statement
 from snapshot_agent_server.store.sqlite import SCHEMA, Store, StoreError
 from snapshot_agent_server.store.writer import RecordWriter
@@ -37,6 +49,18 @@ KEY = ContextKey(JobId("a"), GroupId("g"))
 OTHER = ContextKey(JobId("b"), GroupId("g"))
 GPU = AcceleratorId("GPU-0")
 TREE = Tree(ProcessId(5, 50), uid=1000, keeper=ProcessId(4, 40), cgroup="freezer:/jobs/a", marker="m" * 16)
+GONE = ContextKey(JobId("c"), GroupId("g"))
+WORKLOAD = Workload(
+    key=KEY,
+    instance="i",
+    server=ProcessId(5, 50),
+    modes=(Mode.OFFLOAD, Mode.DISCARD),
+    default_mode=Mode.DISCARD,
+    tags=("weights",),
+    state=WorkloadState.SAVED,
+    discarded=("weights",),
+    command=Command(CommandId("c"), OperationId("running"), Kind.RESTORE, Mode.OFFLOAD, ("weights",), 2.5),
+)
 
 
 def operation(name: str, phase: Phase) -> Operation:
@@ -56,10 +80,13 @@ def operation(name: str, phase: Phase) -> Operation:
         is_timeout=True,
         turns_before={GroupId("g"): Turn(None, frozenset({JobId("a")}))},
         started_at=2.0,
+        wish=Wish(Backend.APP_CHANNEL, Mode.DISCARD, ("weights",)),
+        backend=Backend.APP_CHANNEL,
+        has_moved=True,
     )
     if phase is Phase.ENDED:
         made.ended_at = 3.0
-        made.result = Result(Status.FAILED, 1, 2, "why", is_rolled_back=True, step_us={"lock": 3})
+        made.result = Result(Status.FAILED, 1, 2, "why", is_rolled_back=True, step_us={"lock": 3}, discarded=("w",))
     return made
 
 
@@ -79,6 +106,10 @@ async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
         RecordTree(KEY, replace(TREE, root=ProcessId(6, 60), keeper=None)),
         RecordTree(OTHER, TREE),
         ForgetTrees(OTHER),
+        RecordWorkload(WORKLOAD),
+        RecordWorkload(replace(WORKLOAD, key=OTHER, server=None, command=None)),
+        RecordWorkload(replace(WORKLOAD, key=GONE)),
+        ForgetWorkload(GONE),
         RecordOperation(running),
         RecordOperation(ended),
     ]
@@ -91,6 +122,7 @@ async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
     [(key, record)] = memory.processes
     assert (key, record.id, record.usage) == (KEY, ProcessId(5, 50), {GPU: 10})
     assert list(memory.operations) == [running, ended]
+    assert list(memory.workloads) == [WORKLOAD, replace(WORKLOAD, key=OTHER, server=None, command=None)]
     store.close()
     assert list(memory.trees) == [(KEY, TREE), (KEY, replace(TREE, root=ProcessId(6, 60), keeper=None))]
 
@@ -98,11 +130,12 @@ async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
 async def test_after_a_reboot_processes_are_forgotten_and_operations_gone(tmp_path: Path) -> None:
     store = Store(tmp_path)
     records = [RecordFence(GroupId("g"), 7), RecordProcess(ProcessId(5, 50), KEY, {}, {})]
-    records.append(RecordOperation(operation("running", Phase.FORWARD)))
+    records += [RecordWorkload(WORKLOAD), RecordOperation(operation("running", Phase.FORWARD))]
     await store.commit([*boot_statements("boot"), *(to_statement(record) for record in records)])
     memory = read_memory(store, "another boot")
     assert memory.tokens == {"g": 7}
     assert not memory.processes
+    assert not memory.workloads
     [cut_off] = memory.operations
     assert cut_off.result is not None
     assert cut_off.result.is_gone
