@@ -60,7 +60,7 @@ async def _operations(address: str, times: int) -> tuple[list[Handoff], list[Han
     snapshots, restores = [], []
     async with grpc.aio.insecure_channel(address) as channel:
         stub = pb_grpc.SnapshotAgentServiceStub(channel)  # type: ignore[no-untyped-call]
-        watch = stub.Watch(pb.WatchRequest(leader_epoch=EPOCH))
+        watch = stub.Watch(pb.WatchRequest(leader_epoch=EPOCH, takes_together=True))
         told = await watch.read()
         token = max((fence.fencing_token for fence in told.snapshot.fences if fence.group == GROUP), default=0)
         for _ in range(times):
@@ -78,11 +78,12 @@ async def _operation(call: Any, request: Any, watch: Any, operation: str, token:
     asked = asyncio.ensure_future(
         call(request(job_id="a", group=GROUP, operation_id=operation, fencing_token=token, leader_epoch=EPOCH)))
     async with asyncio.timeout(END_LIMIT_S):
-        while (event := await watch.read()) is not grpc.aio.EOF:
-            if event.operation.operation_id == operation:
-                ended = time.monotonic_ns()
-                await asked
-                if event.operation.result.status != pb.OPERATION_STATUS_COMPLETE:
-                    raise BenchmarkFailed(f"operation {operation} failed: {event.operation.result.error}")
-                return Handoff(start, ended)
+        while (message := await watch.read()) is not grpc.aio.EOF:
+            ended_ns = time.monotonic_ns()
+            for event in message.together or (message,):
+                if event.operation.operation_id == operation:
+                    await asked
+                    if event.operation.result.status != pb.OPERATION_STATUS_COMPLETE:
+                        raise BenchmarkFailed(f"operation {operation} failed: {event.operation.result.error}")
+                    return Handoff(start, ended_ns)
     raise BenchmarkFailed("the agent ended its stream")

@@ -1,7 +1,7 @@
 """A fake agent in a process of its own: python -m timeslice_benchmarks.fake_agent ADDRESS GROUPS JOBS DELAY_S
 
 It keeps the contract (tokens, epochs, pushed ends) and moves nothing, so that a figure shows the orchestrator. At its
-end it says how many calls it was asked and how many events it pushed.
+end it says how many calls it was asked and how many messages it pushed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def _run(address: str, groups: int, jobs: int, delay_s: float) -> None:
     await agent.start(address)
     print('{"msg": "fake agent ready"}', flush=True)
     await ended.wait()
-    print(json.dumps({"calls": agent.calls_total, "events": agent.events_total}), flush=True)
+    print(json.dumps({"calls": agent.calls_total, "messages": agent.messages_total}), flush=True)
     await agent.stop()
 
 

@@ -53,8 +53,8 @@ def handoffs_per_s(effort: str) -> Figure:
         told = json.loads(agent.log.read_text(encoding="utf-8").splitlines()[-1])
         ceilings.append(asyncio.run(machine.echo_calls_per_s(echo, ECHO_S.of(effort) / 2)))
         calls_per_s = sum(ceilings) / len(ceilings)
-        # A call is two messages, an event of the agent's stream one; a turn has an Acquire and a Yield.
-        messages = 2 * (told["calls"] / len(granted) + 2) + told["events"] / len(granted)
+        # A call is two messages, a message of the agent's stream one; a turn has an Acquire and a Yield.
+        messages = 2 * (told["calls"] / len(granted) + 2) + told["messages"] / len(granted)
         ceiling = calls_per_s * 2 / messages
         return Figure(
             f"handoffs per second, {len(groups)} groups of 2 jobs", "1/s", rate, budget=300.0, at_least=True,

@@ -224,10 +224,10 @@ class AgentShell:
         if not self._is_over:
             self.post(ChannelEnded(channel.id, is_closed))
 
-    async def watch(self, epoch: int) -> Stream:
+    async def watch(self, epoch: int, takes_together: bool = False) -> Stream:
         if epoch > 0:
             await self._ask(lambda number: EpochSeen(number, epoch))
-        return self._streams.open(epoch, self.status(per_context=True))
+        return self._streams.open(epoch, self.status(per_context=True), takes_together)
 
     def unwatch(self, stream: Stream) -> None:
         self._streams.close(stream)

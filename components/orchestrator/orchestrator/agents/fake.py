@@ -104,8 +104,8 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         self.calls: list[tuple[str, Any]] = []
         """Every request received, with its method's name, in order."""
         self.calls_total = 0
-        self.events_total = 0
-        """Events pushed, over all Watch streams."""
+        self.messages_total = 0
+        """Messages pushed, over all Watch streams."""
         self._keeps_calls = keeps_calls
         self.violations: list[str] = []
         self._scripts: dict[str, deque[Behaviour]] = defaultdict(deque)
@@ -276,8 +276,16 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         first.sequence, first.incarnation = next(self._sequence), self.incarnation
         try:
             yield first
-            while (event := await queue.get()) is not None:
-                yield event
+            is_ended = False
+            while not is_ended:
+                waiting = [await queue.get()]
+                while request.takes_together and not queue.empty():
+                    waiting.append(queue.get_nowait())
+                is_ended = None in waiting
+                events = [event for event in waiting if event is not None]
+                if events:
+                    self.messages_total += 1
+                    yield events[0] if len(events) == 1 else pb.AgentEvent(together=events)
         finally:
             self._watchers.pop(queue, None)
 
@@ -486,7 +494,6 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
     def _push(self, event: pb.AgentEvent) -> None:
         event.sequence, event.incarnation = next(self._sequence), self.incarnation
         for queue in self._watchers:
-            self.events_total += 1
             queue.put_nowait(event)
 
     async def _notify(self) -> None:

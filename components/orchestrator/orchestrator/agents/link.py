@@ -130,19 +130,18 @@ class AgentLink:
 
     async def _follow(self, backoff: Backoff) -> str:
         """Follow the agent until the connection breaks; why it did."""
-        stream = self._stub.Watch(pb.WatchRequest(leader_epoch=self._epoch))
+        stream = self._stub.Watch(pb.WatchRequest(leader_epoch=self._epoch, takes_together=True))
         try:
             async with asyncio.timeout(self._settings.call_timeout_s):
                 message = await answer(stream.read())
             self._stream = stream
             while message is not grpc.aio.EOF:
-                event = wire.event(self._node, message)
-                if isinstance(event, NodeObserved):
-                    self._polled = None
-                    self._was_accepted = True
-                    self._connected()
-                    backoff.reset()
-                if event is not None:
+                for event in wire.events(self._node, message):
+                    if isinstance(event, NodeObserved):
+                        self._polled = None
+                        self._was_accepted = True
+                        self._connected()
+                        backoff.reset()
                     self._post(event)
                 message = await answer(stream.read())
         except TimeoutError:

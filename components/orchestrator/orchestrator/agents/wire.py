@@ -41,6 +41,12 @@ _STATES = {
 }
 
 
+def events(node: NodeId, message: pb.AgentEvent) -> list[Event]:
+    """What one message of a Watch stream tells, in its order; kinds that this version does not know are left out."""
+    told = (event(node, one) for one in message.together or (message,))
+    return [one for one in told if one is not None]
+
+
 def event(node: NodeId, message: pb.AgentEvent) -> Event | None:
     """One message of a Watch stream; None for a kind that this version does not know."""
     match message.WhichOneof("event"):

@@ -97,6 +97,18 @@ async def test_save_and_restore_are_sent_at_once_and_the_agent_chains_them(tmp_p
         assert node.contexts["b", "g"].state == pb.JOB_STATE_RUNNING
 
 
+async def test_events_that_come_together_are_posted_in_their_order(tmp_path: Path) -> None:
+    node = agent()
+    async with linked(node, tmp_path) as (_, inbox):
+        await inbox.next_of(NodeObserved)
+        for job in "abc":
+            node.put(job, "g")
+        node.remove("a", "g")
+        assert [(await inbox.next_of(ContextChanged)).context.job for _ in "abc"] == ["a", "b", "c"]
+        assert (await inbox.next_of(ContextGone)).job == "a"
+        assert node.messages_total == 1
+
+
 async def test_a_restore_goes_along_with_the_snapshot_that_it_follows(tmp_path: Path) -> None:
     node = agent()
     node.put("a", "g")

@@ -64,7 +64,7 @@ class Agent(Protocol):
 
     def close_channel(self, channel: Channel, is_closed: bool) -> None: ...
 
-    async def watch(self, epoch: int) -> Stream: ...
+    async def watch(self, epoch: int, takes_together: bool) -> Stream: ...
 
     def unwatch(self, stream: Stream) -> None: ...
 
@@ -143,7 +143,7 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.AgentEvent]:
         try:
-            stream = await self._agent.watch(requests.epoch(request))
+            stream = await self._agent.watch(requests.epoch(request), request.takes_together)
         except (BadRequest, RefusedCall) as error:
             await abort(context, error)
         try:

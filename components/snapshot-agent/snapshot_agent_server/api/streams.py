@@ -13,6 +13,10 @@ MAX_BEHIND = 4096
 """Events that a stream may lag behind: some seconds of a busy node, about 1 MB."""
 
 
+MAX_TOGETHER = 256
+"""Events in one message: far below the 4 MB that gRPC allows by default."""
+
+
 class StreamEnd(StrEnum):
     TOO_SLOW = "too slow"
     OLD_EPOCH = "old epoch"
@@ -23,6 +27,7 @@ class StreamEnd(StrEnum):
 class Stream:
     epoch: int
     limit: int
+    takes_together: bool = False
     events: deque[pb.AgentEvent] = field(default_factory=deque)
     end: StreamEnd | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,12 +48,15 @@ class Stream:
         self._changed.set()
 
     async def next(self) -> pb.AgentEvent | StreamEnd:
+        """The next message: an event, or all that are there, if the reader takes them together."""
         while not self.events:
             if self.end is not None:
                 return self.end
             self._changed.clear()
             await self._changed.wait()
-        return self.events.popleft()
+        if not self.takes_together or len(self.events) == 1:
+            return self.events.popleft()
+        return pb.AgentEvent(together=[self.events.popleft() for _ in range(min(len(self.events), MAX_TOGETHER))])
 
 
 class Streams:
@@ -60,9 +68,9 @@ class Streams:
         self._sequence = 0
         self._open: set[Stream] = set()
 
-    def open(self, epoch: int, whole: pb.StatusResponse) -> Stream:
+    def open(self, epoch: int, whole: pb.StatusResponse, takes_together: bool = False) -> Stream:
         """A stream that begins with `whole`, numbered like the last event that it includes."""
-        stream = Stream(epoch, self._limit)
+        stream = Stream(epoch, self._limit, takes_together)
         stream.put(pb.AgentEvent(sequence=self._sequence, incarnation=self.incarnation, snapshot=whole))
         self._open.add(stream)
         return stream

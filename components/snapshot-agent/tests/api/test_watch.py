@@ -14,6 +14,23 @@ from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server.api.streams import StreamEnd, Streams
 
 
+async def test_events_that_come_at_once_come_together_to_who_takes_that(node: FakeNode) -> None:
+    async with node.up() as client:
+        await client.register("a", "g", node.process(10 * MIB))
+        await client.until(lambda: client.jobs["a", "g"].state == pb.JOB_STATE_RUNNING)
+        watch = client.stub.Watch(pb.WatchRequest(takes_together=True))
+        assert (await watch.read()).WhichOneof("event") == "snapshot"
+        await client.stub.Snapshot(pb.SnapshotRequest(job_id="a", group="g", operation_id="s"))
+        while not (message := await watch.read()).together:
+            pass
+        kinds = [event.WhichOneof("event") for event in message.together]
+        assert kinds[:2] == ["operation", "job"]
+        assert message.together[1].job.state == pb.JOB_STATE_SAVED
+        numbers = [event.sequence for event in message.together]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert {event.incarnation for event in message.together} != {""}
+
+
 async def test_everything_comes_first_and_then_every_change_without_a_gap(node: FakeNode) -> None:
     async with node.up() as client:
         pid = node.process(10 * MIB)
