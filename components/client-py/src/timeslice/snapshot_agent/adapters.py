@@ -34,13 +34,13 @@ _VLLM_LEVELS = {OFFLOAD: 1, DISCARD: 2}
 
 
 def mode_from_name(name: str) -> int:
-    """The wire's SuspendMode for "offload" or "discard".
+    """The wire's SuspendMode for "offload" or "discard", in upper or lower case.
 
     Raises:
         ValueError: it is neither.
     """
     try:
-        return _MODES[name]
+        return _MODES[name.lower()]
     except KeyError:
         known = " or ".join(map(repr, _MODES))
         raise ValueError(f"there is no mode {name!r}; a workload is saved by {known}") from None
@@ -99,12 +99,12 @@ class SnapshottableAdapter(WorkloadAdapter):
 
     name = "snapshottable"
 
-    def __init__(self, workload: Any) -> None:
-        self._workload = workload
-        self.supported_modes = tuple(getattr(workload, "supported_modes", None) or self.supported_modes)
+    def __init__(self, obj: Any) -> None:
+        self._workload = obj
+        self.supported_modes = tuple(getattr(obj, "supported_modes", None) or self.supported_modes)
         first = OFFLOAD if OFFLOAD in self.supported_modes else self.supported_modes[0]
-        self.default_mode = getattr(workload, "default_mode", None) or first
-        self.tags = tuple(getattr(workload, "tags", None) or ())
+        self.default_mode = getattr(obj, "default_mode", None) or first
+        self.tags = tuple(getattr(obj, "tags", None) or ())
 
     def snapshot(self, mode: str, tags: Sequence[str]) -> Any:
         return self._workload.snapshot(mode, list(tags))
