@@ -38,6 +38,7 @@ async def test_row_1_a_killed_holders_group_goes_to_the_next_waiter_at_once(tmp_
         connection = await open_session(up, "s-a", "a", 11)
         await up.hold("a", "a-1", session_id="s-a")
         up.agent.put("a", "g", pids=[11])
+        await up.shows(lambda status: "a" in status.resident_jobs)  # else nobody can tell that it ends
         waiting = up.acquire("b")
         await up.queued(1)
         up.agent.remove("a", "g")
@@ -50,6 +51,7 @@ async def test_row_1_a_holder_of_which_only_the_stream_broke_keeps_its_lease(tmp
     async with cluster(tmp_path, "--session-ttl-s", "0.3") as up:
         connection = await open_session(up, "s-a", "a", 11)
         up.agent.put("a", "g", pids=[11], locked=True)
+        await up.shows(lambda status: "a" in status.resident_jobs)  # else nobody attests the session
         lease = await up.hold("a", "a-1", session_id="s-a")
         waiting = up.acquire("b")
         await up.queued(1)
