@@ -327,7 +327,13 @@ class Group:
             not len(site.operations)
             and not site.is_repairing
             and not any(
-                forward_steps(node.contexts(self.id), job, site.staying_on(node, job), site.unseen_on(node))
+                forward_steps(
+                    node.unsaved(self.id),
+                    job,
+                    node.context(self.id, job),
+                    site.staying_on(node, job),
+                    site.unseen_on(node),
+                )
                 for node in site.nodes
             )
         )
@@ -409,13 +415,13 @@ class Group:
     def _look_for_faults(self) -> None:
         site = self.site
         for job in list(site.faults):
-            if job not in site.new_faults and job not in site.jobs() and site.is_known:
+            if job not in site.new_faults and site.is_known and not any(site.contexts_of(job)):
                 del site.faults[job]  # its processes are gone: the next ones start without it
                 self.ledger.changed()
                 site.publish("fault_cleared", job)
         unexplained = set()
         for node in site.nodes:
-            for job, context in node.contexts(self.id).items():
+            for job, context in node.unsaved(self.id).items():
                 if context.state is ContextState.FAULTED and job not in site.faults:
                     reason = context.reason or "its context is in the driver's FAILED state"
                     site.fault(job, f"node {node.id}: {reason}")
@@ -444,7 +450,7 @@ class Group:
         site = self.site
         allowed = self.leases.holder or site.resident
         for node in site.nodes:
-            for job, context in node.contexts(self.id).items():
+            for job, context in node.unsaved(self.id).items():
                 if job == allowed or context.state is not ContextState.RUNNING or context.locked:
                     continue
                 if job not in self.intruders:
@@ -462,7 +468,7 @@ class Group:
         switch = self.switch
         intent = None
         if switch is not None:
-            outgoing = tuple(sorted(self.site.jobs() - {switch.target}))
+            outgoing = tuple(sorted(self.site.unsaved_jobs() - {switch.target}))
             intent = IntentRecord(token=switch.token, job=switch.target, outgoing=outgoing)
         return GroupRecord(
             group=self.id,

@@ -34,10 +34,18 @@ class Node:
         self.fences: dict[GroupId, Fence] = {}
         self._by_group: dict[GroupId, dict[JobId, ContextView]] = {}
         self._by_job: dict[JobId, dict[GroupId, ContextView]] = {}
+        self._unsaved: dict[GroupId, dict[JobId, ContextView]] = {}
 
     def contexts(self, group: GroupId) -> dict[JobId, ContextView]:
         """Return the contexts of a group by job; not to be changed."""
         return self._by_group.get(group, {})
+
+    def unsaved(self, group: GroupId) -> dict[JobId, ContextView]:
+        """Return those contexts of a group that are not saved, by job; not to be changed.
+
+        Few, however many jobs wait for their turn with their memory saved: decisions look at these.
+        """
+        return self._unsaved.get(group, {})
 
     def context(self, group: GroupId, job: JobId) -> ContextView | None:
         """Return one context; None: absent."""
@@ -63,6 +71,7 @@ class Node:
         self.fences = {fence.group: fence for fence in event.fences}
         self._by_group = {}
         self._by_job = {}
+        self._unsaved = {}
         for view in event.contexts:
             self._store(_explained(before.get((view.group, view.job)), view))
         touched.update(self._by_group)
@@ -91,6 +100,7 @@ class Node:
             return
         if not self._by_group[group]:
             del self._by_group[group]
+        self._unsaved.get(group, {}).pop(job, None)
         del self._by_job[job][group]
         if not self._by_job[job]:
             del self._by_job[job]
@@ -106,6 +116,11 @@ class Node:
     def _store(self, view: ContextView) -> None:
         self._by_group.setdefault(view.group, {})[view.job] = view
         self._by_job.setdefault(view.job, {})[view.group] = view
+        unsaved = self._unsaved.setdefault(view.group, {})
+        if view.state is ContextState.SAVED:
+            unsaved.pop(view.job, None)
+        else:
+            unsaved[view.job] = view
 
 
 def is_unexplained(view: ContextView) -> bool:

@@ -27,8 +27,8 @@ def shortage(node: Node, group: GroupId, job: JobId, staying: Collection[JobId],
             continue
         freed = sum(
             _bytes_by_accelerator(other, accelerators, is_saved=False).get(view.accelerator, 0)
-            for name, other in node.contexts(group).items()
-            if name != job and name not in staying and other.state is not ContextState.SAVED
+            for name, other in node.unsaved(group).items()
+            if name != job and name not in staying
         )
         free = view.total_bytes - view.used_bytes + freed
         worst = max(worst, needs[view.accelerator] + _margin(view, margin_bytes) - free)

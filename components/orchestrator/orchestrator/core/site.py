@@ -109,6 +109,10 @@ class Site:
         """Return the jobs that have a context on any node."""
         return {job for node in self.nodes for job in node.contexts(self.group)}
 
+    def unsaved_jobs(self) -> set[JobId]:
+        """Return the jobs that have a context which is not saved on any node."""
+        return {job for node in self.nodes for job in node.unsaved(self.group)}
+
     def is_torn(self, job: JobId) -> bool:
         """Tell whether a job is saved on some nodes and on the device, or about to be, on others."""
         return self.has(job, ContextState.SAVED) and self.has(job, ContextState.RUNNING, ContextState.TRANSITIONING)
@@ -116,7 +120,7 @@ class Site:
     def unrest(self) -> set[JobId]:
         """Return the jobs that must go off the device although nobody may be waiting: evicted, or torn."""
         evicted = {job for job in self.evicted if self.has(job, ContextState.RUNNING) and job not in self.troubles}
-        return evicted | {job for job in self.jobs() if self.is_torn(job) and job not in self.troubles}
+        return evicted | {job for job in self.unsaved_jobs() if self.is_torn(job) and job not in self.troubles}
 
     def unseen_on(self, node: Node, seen: Collection[tuple[NodeId, JobId]] = ()) -> set[JobId]:
         """Return the jobs that may be on this node's device although their context was last seen idle.
@@ -144,15 +148,14 @@ class Site:
         The last holder always goes, since it is not known how much the next one will take; so do others when nothing of
         the target is there yet.
         """
-        contexts = node.contexts(self.group)
         locked = {
             job
-            for job, context in contexts.items()
+            for job, context in node.unsaved(self.group).items()
             if context.state is ContextState.RUNNING and context.locked and job not in (target, self.resident)
         }
         if target is None or not locked:
             return set()
-        own = contexts.get(target)
+        own = node.context(self.group, target)
         if own is None or own.state is ContextState.IDLE:
             return set()
         if own.state is ContextState.SAVED and (is_crowded or self.shortage(node, target, locked)):

@@ -139,11 +139,12 @@ class Switch:
         if not self._pass_barrier(unsaveable, now):
             return
         is_ready = True
-        moving = site.jobs() if self.target is not None else site.unrest()
+        moving = site.unsaved_jobs() if self.target is not None else site.unrest()
         for node in site.nodes:
             staying = unsaveable | site.staying_on(node, self.target, is_crowded=self._is_crowded)
-            contexts = {job: view for job, view in node.contexts(site.group).items() if job in moving}
-            steps = forward_steps(contexts, self.target, staying, site.unseen_on(node, self._seen))
+            unsaved = {job: view for job, view in node.unsaved(site.group).items() if job in moving}
+            own = node.context(site.group, self.target) if self.target is not None else None
+            steps = forward_steps(unsaved, self.target, own, staying, site.unseen_on(node, self._seen))
             self._perform(node, steps, now)
             if steps or not node.is_connected or site.operations.on(node.id):
                 is_ready = False
@@ -205,7 +206,7 @@ class Switch:
             for job, trouble in site.troubles.items()
             if trouble.tries >= site.settings.max_tries and site.has(job, ContextState.RUNNING)
         }
-        failed = {job for job in site.jobs() if site.has(job, ContextState.FAULTED)}
+        failed = {job for job in site.unsaved_jobs() if site.has(job, ContextState.FAULTED)}
         return (unsaveable | failed) - {self.target}
 
     def _obstacle(self) -> tuple[JobId, str, int] | None:
@@ -221,13 +222,13 @@ class Switch:
     def _missing_beside(self, staying: set[JobId]) -> int:
         site, target = self._site, self.target
         assert target is not None, "nobody has to fit when nobody is to be granted"
-        return max((site.shortage(node, target, staying & set(node.contexts(site.group)))
-                    for node in site.nodes if staying & set(node.contexts(site.group))), default=0)
+        here = [(node, {job for job in staying if node.context(site.group, job) is not None}) for node in site.nodes]
+        return max((site.shortage(node, target, jobs) for node, jobs in here if jobs), default=0)
 
     def _pass_barrier(self, unsaveable: set[JobId], now: float) -> bool:
         """Lock, on all nodes, the jobs that are on several, and those that stay; tell whether all are locked."""
         site = self._site
-        leaving = site.jobs() - {self.target} if self.target is not None else site.unrest()
+        leaving = site.unsaved_jobs() - {self.target} if self.target is not None else site.unrest()
         spread = {
             job
             for job in leaving
@@ -297,7 +298,7 @@ class Switch:
         site = self._site
         on_device = {
             other
-            for other, view in node.contexts(site.group).items()
+            for other, view in node.unsaved(site.group).items()
             if other != job and view.state in (ContextState.RUNNING, ContextState.TRANSITIONING)
         }
         if not on_device or not site.shortage(node, job, on_device):

@@ -55,19 +55,22 @@ def barrier_steps(contexts: Mapping[JobId, ContextView], jobs: Collection[JobId]
 
 
 def forward_steps(
-    contexts: Mapping[JobId, ContextView],
+    unsaved: Mapping[JobId, ContextView],
     target: JobId | None,
+    own: ContextView | None,
     staying: Collection[JobId],
     unseen: Collection[JobId] = (),
 ) -> list[Step]:
     """Return what is left to do until `target` is in place (or absent) and all others are saved, or locked if
     `staying`. Empty: nothing, this node is ready.
 
+    `unsaved` are the contexts that are not saved, `own` is the target's, whatever its state.
+
     `unseen` jobs may have come onto the device since their context was last looked at: they are saved although they
     are said to have nothing there, which makes the agent look.
     """
     steps: list[Step] = []
-    for job, context in contexts.items():
+    for job, context in unsaved.items():
         if job == target:
             continue
         if context.state is ContextState.TRANSITIONING:
@@ -79,7 +82,6 @@ def forward_steps(
                 steps.append(Lock(job))
         elif context.state is ContextState.IDLE and job in unseen:
             steps.append(Save(job))
-    own = contexts.get(target) if target is not None else None
     if own is None or target is None:
         return steps
     if own.state is ContextState.TRANSITIONING:
