@@ -7,7 +7,6 @@ import grpc.aio
 import pytest
 
 import timeslice.aio
-from faces import AioFace
 from fake_agent import FakeAgent
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from timeslice.snapshot_agent.client import SnapshotAgentError
@@ -57,7 +56,6 @@ def test_given_channel_that_its_owner_closes_is_an_error(agent, face):
         client.status()
 
 
-@pytest.mark.parametrize("face", [AioFace], indirect=True)
 def test_health_is_told(agent, face):
     with face.agent(agent.address) as client:
         assert client.check_health() == HealthResponse("SERVING")
@@ -68,7 +66,6 @@ def test_health_is_told(agent, face):
         assert caught.value.code is grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("face", [AioFace], indirect=True)
 def test_closed_client_ends_what_is_under_way_and_says_so(agent, face, background):
     agent.polls_until_end = 1_000_000
     client = face.agent(agent.address)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb2_grpc
 from timeslice._channel import open_channel, status_of
+from timeslice._core import agent
+from timeslice._core.agent import Question
 from timeslice._settings import check_address
 from timeslice.snapshot_agent.types import (
-    AcceleratorStatus,
     GetOperationResponse,
-    JobStatus,
+    HealthResponse,
     RestoreResponse,
     SnapshotResponse,
     StatusResponse,
@@ -23,7 +25,7 @@ from timeslice.snapshot_agent.types import (
 
 __all__ = ["SnapshotAgentClient", "SnapshotAgentError", "SnapshotAgentInterface"]
 
-_ENDED = ("OPERATION_STATUS_COMPLETE", "OPERATION_STATUS_FAILED")
+T = TypeVar("T")
 
 
 class SnapshotAgentError(Exception):
@@ -71,9 +73,11 @@ class SnapshotAgentClient(SnapshotAgentInterface):
         if channel is None and not endpoint:
             raise ValueError("SnapshotAgentClient needs an endpoint or a channel")
         self._own_channel = channel is None
+        self._closed = False
         self.channel = channel if channel is not None else open_channel(check_address(endpoint or "", "endpoint"), [])
         self._endpoint = endpoint or "the given channel"
         self.stub: Any = pb2_grpc.SnapshotAgentServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        self._health = health_pb2_grpc.HealthStub(self.channel)
 
     def __enter__(self) -> SnapshotAgentClient:
         return self
@@ -82,49 +86,37 @@ class SnapshotAgentClient(SnapshotAgentInterface):
         self.close()
 
     def close(self) -> None:
-        """Close the channel, if it is the client's own."""
+        """End what is under way, and close the channel if it is the client's own. A second call does nothing."""
+        self._closed = True
         if self._own_channel:
             self.channel.close()
 
     def snapshot(
         self, job_id: str, group: str = "", backend_config: pb2.BackendConfig | None = None
     ) -> SnapshotResponse:
-        request = pb2.SnapshotRequest(job_id=job_id, group=group, backend_config=backend_config)
-        return SnapshotResponse(self._call("Snapshot", request).operation_id)
+        return self._ask(agent.snapshot(job_id, group, backend_config))
 
     def restore(self, job_id: str, group: str = "", backend_config: pb2.BackendConfig | None = None) -> RestoreResponse:
-        request = pb2.RestoreRequest(job_id=job_id, group=group, backend_config=backend_config)
-        return RestoreResponse(self._call("Restore", request).operation_id)
+        return self._ask(agent.restore(job_id, group, backend_config))
 
     def get_operation(self, operation_id: str) -> GetOperationResponse:
-        reply = self._call("GetOperation", pb2.GetOperationRequest(operation_id=operation_id))
-        return GetOperationResponse(
-            status=pb2.OperationStatus.Name(reply.status),
-            elapsed_ms=reply.elapsed_ms,
-            storage_bytes=reply.storage_bytes if reply.HasField("storage_bytes") else None,
-            snapshot_device_bytes=reply.snapshot_device_bytes if reply.HasField("snapshot_device_bytes") else None,
-            error=reply.error if reply.HasField("error") else None,
-        )
+        return self._ask(agent.operation(operation_id))
 
     def status(self) -> StatusResponse:
-        reply = self._call("Status", pb2.StatusRequest())
-        return StatusResponse(
-            [JobStatus(job.job_id, pb2.JobState.Name(job.state)) for job in reply.job_statuses],
-            [
-                AcceleratorStatus(acc.id, acc.memory_used_bytes, acc.memory_total_bytes)
-                for acc in reply.accelerator_statuses
-            ],
-        )
+        return self._ask(agent.status())
+
+    def check_health(self, service: str = "") -> HealthResponse:
+        """Whether the agent serves, by the standard health service: "SERVING" or "NOT_SERVING"."""
+        return self._ask(agent.health(service))
 
     def wait_for_operation(self, operation_id: str, poll_interval_sec: float = 1.0) -> GetOperationResponse:
         """Ask until the operation has ended, well or badly: soon at first, then every `poll_interval_sec`."""
-        pause_s = min(0.02, poll_interval_sec)
-        while True:
+        for pause_s in agent.pauses(poll_interval_sec):
             reply = self.get_operation(operation_id)
-            if reply.status in _ENDED:
+            if agent.has_ended(reply):
                 return reply
             time.sleep(pause_s)
-            pause_s = min(pause_s * 2, poll_interval_sec)
+        raise AssertionError("pauses never end")
 
     def snapshot_and_wait(
         self,
@@ -148,11 +140,16 @@ class SnapshotAgentClient(SnapshotAgentInterface):
         begun = self.restore(job_id, group, backend_config)
         return self.wait_for_operation(begun.operation_id, poll_interval_sec)
 
-    def _call(self, method: str, request: Any) -> Any:
+    def _ask(self, question: Question[T]) -> T:
+        stub = self.stub if hasattr(self.stub, question.method) else self._health
         try:
-            return getattr(self.stub, method)(request)
-        except grpc.RpcError as err:
-            raise agent_error(err, f"{method} failed at the snapshot agent", self._endpoint) from err
+            return question.read(getattr(stub, question.method)(question.request))
+        except (grpc.RpcError, ValueError) as err:
+            if self._closed:
+                raise SnapshotAgentError(agent.CLOSED) from err
+            if not isinstance(err, grpc.RpcError):
+                raise  # not ours: its owner has closed the channel that was given
+            raise agent_error(err, f"{question.method} failed at the snapshot agent", self._endpoint) from err
 
 
 def agent_error(error: Any, what: str, endpoint: str) -> SnapshotAgentError:
