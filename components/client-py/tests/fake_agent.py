@@ -103,6 +103,8 @@ class FakeAgent(pb2_grpc.SnapshotAgentServiceServicer):
         if self.states.get(job_id) != needed:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job_id!r} is not {pb2.JobState.Name(needed)}")
         operation_id = f"op-{len(self._operations)}"
-        self._operations[operation_id] = (job_id, then)
-        self._polls[operation_id] = self.polls_until_end
+        with self.changed:
+            self._operations[operation_id] = (job_id, then)
+            self._polls[operation_id] = self.polls_until_end
+            self.changed.notify_all()
         return operation_id

@@ -95,20 +95,6 @@ def test_acquire_that_is_broken_off_asks_what_the_session_holds():
     assert GiveBack(HeldLease(GROUP, 3)) in effects
 
 
-def test_stream_that_pauses_for_a_fork_is_waited_for_and_is_no_failure():
-    core = held()
-    [kept] = core._sessions.values()
-    failures = kept.session.failures
-    assert kept.is_settled(failures)
-    kept.stream_paused()
-    assert not kept.is_settled(failures)
-    kept.stream_begins()
-    assert kept.renewal_goes_out(5.0) == []
-    kept.handle(pb2.SessionNotice(opened=pb2.SessionOpened(ttl_ms=30_000, leases=[LEASE])), 5.0)
-    assert kept.outcome(failures, 1.0) is None
-    assert core.book.token(GROUP) == 3
-
-
 def test_release_names_token_and_session():
     core = held()
     attempt = Driver(core.release(None, None, None, 1.0)).until(Attempt)

@@ -41,7 +41,7 @@ def open_channel(address: str, options: Iterable[tuple[str, Any]]) -> grpc.Chann
     """
     FORKS.check_usable()
     channel = grpc.insecure_channel(address, options=merged_options(options))
-    FORKS.channel_opened()
+    FORKS.channel_opened(channel)
     return channel
 
 

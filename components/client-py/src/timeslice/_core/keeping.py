@@ -100,11 +100,6 @@ class KeptSession:
             said.append(Say(logging.INFO, text))
         return decision, said
 
-    def stream_paused(self) -> None:
-        """We broke the stream off ourselves, and open it again in a moment: no failure, and nothing to tell."""
-        self.streams_ended += 1
-        self.session.stream_paused()
-
     # Notices.
 
     def handle(self, notice: pb2.SessionNotice, now: float) -> list[Effect]:

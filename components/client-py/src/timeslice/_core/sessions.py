@@ -91,13 +91,6 @@ class Session:
         self._backoff_s = min(self._backoff_s * 2, self._patience.backoff_max_s)
         return Reconnect(pause)
 
-    def stream_paused(self) -> None:
-        """The client has broken the stream off for a moment, by itself."""
-        self._unanswered.clear()
-        self._sent_at = None
-        if self.state is SessionState.OPEN:
-            self.state = SessionState.OPENING
-
     def close(self) -> None:
         """The client is done with it."""
         self.state = SessionState.CLOSED

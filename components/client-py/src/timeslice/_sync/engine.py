@@ -91,20 +91,6 @@ class Engine:
             self._keepers.append(keeper)
         keeper.start()
 
-    # Forks.
-
-    def pause_for_fork(self) -> None:
-        for keeper in list(self._keepers):
-            keeper.pause()
-
-    def wait_paused(self, timeout_s: float) -> None:
-        for keeper in list(self._keepers):
-            keeper.wait_paused(timeout_s)
-
-    def go_on_in_parent(self) -> None:
-        for keeper in list(self._keepers):
-            keeper.go_on()
-
     def start_afresh_in_child(self) -> None:
         parent = self.core
         # Not torn down: the connection is the parent's, and its locks may be held by threads that are not here.

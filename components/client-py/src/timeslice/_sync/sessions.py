@@ -39,7 +39,6 @@ class SessionKeeper:
         self._changed, self._open_stream, self._carry_out = changed, open_stream, carry_out
         self._registered, self._clock = registered, clock
         self._stream: Any = None
-        self._is_paused = False
         self._thread = threading.Thread(target=self._run, name=f"timeslice session {kept.session.job_id}", daemon=True)
 
     def start(self) -> None:
@@ -59,38 +58,17 @@ class SessionKeeper:
             stream.cancel()
             self._thread.join(timeout_s)
 
-    def pause(self) -> None:
-        """Break the stream off until `go_on`; `wait_paused` tells when that is done."""
-        with self._changed:
-            self._is_paused = True
-            stream = self._stream
-        if stream is not None:
-            stream.cancel()
-
-    def wait_paused(self, timeout_s: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stream is None, timeout_s)
-
-    def go_on(self) -> None:
-        """Open the stream again."""
-        with self._changed:
-            self._is_paused = False
-            self._changed.notify_all()
-
     # The thread.
 
     def _run(self) -> None:
         session = self.kept.session
-        while True:
+        while session.state is not SessionState.CLOSED:
+            try:
+                stream = self._open_stream(self._requests(self.kept.streams_ended))
+            except ValueError:
+                return  # What grpc raises on a closed channel: `close` did not wait longer for the end.
             with self._changed:
-                self._changed.wait_for(lambda: not self._is_paused)
-                if session.state is SessionState.CLOSED:
-                    return
-                # Under the lock: who pauses must find the stream, or none.
-                try:
-                    stream = self._stream = self._open_stream(self._requests(self.kept.streams_ended))
-                except ValueError:
-                    return  # What grpc raises on a closed channel: `close` did not wait longer for the end.
+                self._stream = stream
             try:
                 for notice in stream:
                     with self._changed:
@@ -102,10 +80,6 @@ class SessionKeeper:
                 status = status_of(err)
             with self._changed:
                 self._stream = None
-                if self._is_paused:
-                    self.kept.stream_paused()
-                    self._changed.notify_all()
-                    continue
                 decision, effects = self.kept.stream_ended(status, self._clock(), random.random())
                 self._changed.notify_all()
             self._carry_out(effects)
