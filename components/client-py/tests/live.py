@@ -40,7 +40,7 @@ class Running:
     def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            stdin=subprocess.PIPE, process_group=0,
+            stdin=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self.seen: list[str] = []
         self.errors: list[str] = []
