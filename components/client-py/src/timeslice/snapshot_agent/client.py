@@ -13,12 +13,9 @@ from grpc_health.v1 import health_pb2_grpc
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb2_grpc
 from timeslice._channel import open_channel, status_of
-<<<<<<<
-from timeslice._forks import GrpcUnusableError
-=======
 from timeslice._core import agent
 from timeslice._core.agent import Question
->>>>>>>
+from timeslice._forks import GrpcUnusableError
 from timeslice._settings import check_address
 from timeslice.snapshot_agent.types import (
     GetOperationResponse,
@@ -78,16 +75,9 @@ class SnapshotAgentClient(SnapshotAgentInterface):
         if channel is None and not endpoint:
             raise ValueError("SnapshotAgentClient needs an endpoint or a channel")
         self._own_channel = channel is None
-<<<<<<<
+        self._closed = False
         self._endpoint = endpoint or "the given channel"
         self._connect(channel)
-=======
-        self._closed = False
-        self.channel = channel if channel is not None else open_channel(check_address(endpoint or "", "endpoint"), [])
-        self._endpoint = endpoint or "the given channel"
-        self.stub: Any = pb2_grpc.SnapshotAgentServiceStub(self.channel)  # type: ignore[no-untyped-call]
-        self._health = health_pb2_grpc.HealthStub(self.channel)
->>>>>>>
 
     def __enter__(self) -> SnapshotAgentClient:
         return self
@@ -152,21 +142,18 @@ class SnapshotAgentClient(SnapshotAgentInterface):
 
     def _connect(self, channel: grpc.Channel | None) -> None:
         try:
-            self.channel = channel if channel is not None else open_channel(check_address(self._endpoint, "endpoint"), [])
+            self.channel = channel or open_channel(check_address(self._endpoint, "endpoint"), [])
         except GrpcUnusableError as err:
             raise SnapshotAgentError(str(err)) from err
         self.stub: Any = pb2_grpc.SnapshotAgentServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        self._health = health_pb2_grpc.HealthStub(self.channel)
         self._pid = os.getpid()
 
-<<<<<<<
-    def _call(self, method: str, request: Any) -> Any:
-        if self._own_channel and os.getpid() != self._pid:
+    def _ask(self, question: Question[T]) -> T:
+        if self._own_channel and os.getpid() != self._pid and not self._closed:
             self._left_behind = self.channel  # Not torn down in a forked child: the connection is its parent's.
             self._connect(None)
-=======
-    def _ask(self, question: Question[T]) -> T:
         stub = self.stub if hasattr(self.stub, question.method) else self._health
->>>>>>>
         try:
             return question.read(getattr(stub, question.method)(question.request))
         except (grpc.RpcError, ValueError) as err:
