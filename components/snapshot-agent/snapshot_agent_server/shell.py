@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
@@ -478,11 +478,10 @@ class AgentShell:
 
     # -- process trees
 
-    def _new_members(self, keys: Set[ContextKey] | None = None) -> list[tuple[ContextKey, ProcessId]]:
-        """Look the trees of these contexts through, of all if None."""
+    def _new_members(self) -> list[tuple[ContextKey, ProcessId]]:
+        """Look all trees through: one look at /proc serves them all."""
         registry = self._node.registry
-        trees = registry.trees if keys is None else {key: own for key, own in registry.trees.items() if key in keys}
-        return self._walker.find(trees, registry.owner, self._own_pids()) if trees else []
+        return self._walker.find(registry.trees, registry.owner, self._own_pids()) if registry.trees else []
 
     def _find_members(self) -> None:
         """Let the core know of all members as they are now; what they do with CUDA is asked later."""
@@ -491,7 +490,7 @@ class AgentShell:
             self.post(MembersListed(frozenset(), tuple((key, ObservedProcess(process)) for key, process in new)))
 
     async def _list_members(self, wanted: ListMembers) -> None:
-        new = self._new_members(wanted.keys)
+        new = self._new_members()
         known = [(self._node.registry.owner(process), process) for process in wanted.ask if proc.is_same(process)]
         processes = [*new, *((key, process) for key, process in known if key is not None)]
         states: Mapping[int, DriverState] = {}

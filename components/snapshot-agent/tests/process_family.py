@@ -88,9 +88,11 @@ class Family:
 
 def wait_for_end(pid: int) -> None:
     """Until the process has ended; reaped or not."""
-    fd = os.pidfd_open(pid)
-    select.select([fd], [], [], 10.0)
-    os.close(fd)
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        is_over = select.select([fd], [], [], 10.0)[0]
+        os.close(fd)
+        assert is_over, f"process {pid} lives on"
 
 
 # -- the processes themselves

@@ -68,14 +68,17 @@ class TreeWalker:
     def find(
         self, trees: Trees, owner: Callable[[ProcessId], ContextKey | None], own_pids: Set[int]
     ) -> list[tuple[ContextKey, ProcessId]]:
-        """New members of the trees; `owner` is the context in which a process is known."""
+        """New members of all trees, again and again until they are known: `owner` is the context of a process."""
         candidates = {one.id: one for one in self._in_cgroups(trees, owner)}
         if any(not tree.cgroup for own in trees.values() for tree in own):
             for one in self._in_proc(trees, owner):
                 candidates.setdefault(one.id, one)
         mine = {os.getpid(), *own_pids}
         able = [one for one in candidates.values() if one.id.pid not in mine and os.geteuid() in (0, one.uid)]
-        return [(key, process) for process, key in members(able, trees, owner).items() if owner(process) is None]
+        found = [(key, process) for process, key in members(able, trees, owner).items() if owner(process) is None]
+        for _, process in found:
+            self._judged.pop(process.pid, None)  # whoever asked may be about to tell of it, and another asks meanwhile
+        return found
 
     def _in_cgroups(self, trees: Trees, owner: Callable[[ProcessId], ContextKey | None]) -> list[Candidate]:
         found = []

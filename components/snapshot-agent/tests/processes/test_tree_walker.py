@@ -32,6 +32,14 @@ def test_every_kind_of_descendant_is_found_in_the_first_look(family: Family, how
     assert family.find() == set(), "found once"
 
 
+def test_a_member_is_found_until_it_is_known(family: Family) -> None:
+    """A sample that has found it, and waits for the driver, must not hide it from a Lock that comes meanwhile."""
+    pid = family.start("daemon")
+    for _ in range(2):
+        found = family.walker.find({KEY: [family.tree]}, family.known.get, set())
+        assert [process.pid for _, process in found] == [pid]
+
+
 def test_without_a_keeper_a_marker_finds_orphans_but_for_those_that_dropped_it() -> None:
     family = Family(keeper=False)
     try:
