@@ -181,6 +181,9 @@ class OrchestratorService(pb_grpc.TimeSliceOrchestratorServiceServicer):
                 if isinstance(message, Refusal):
                     await self._abort(context, message)
                 await context.write(message)
+            # Reading ends in the same way when the client closes its stream and when its connection breaks; but only
+            # who is there can be written to.
+            await context.write(pb.SessionNotice())
             is_closed = True
         except FellBehind:
             await context.abort(

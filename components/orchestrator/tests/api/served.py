@@ -44,6 +44,12 @@ class NotingCore:
             await self._grew.wait_for(lambda: len(found()) >= nth)
         return found()[nth - 1]
 
+    async def told_one_of(self, *kinds: type[Event]) -> Event:
+        """The first event of one of these kinds, waiting for it."""
+        async with asyncio.timeout(LIMIT_S), self._grew:
+            await self._grew.wait_for(lambda: any(isinstance(event, kinds) for event in self.noted))
+        return next(event for event in self.noted if isinstance(event, kinds))
+
     def count(self, kind: type[Event]) -> int:
         return sum(isinstance(event, kind) for event in self.noted)
 

@@ -30,6 +30,7 @@ from orchestrator.core.events import (
     YieldRequested,
 )
 from orchestrator.core.types import (
+    CallId,
     Condition,
     ConditionKind,
     ContextState,
@@ -249,6 +250,7 @@ async def test_every_renewal_of_a_session_is_told_and_its_answers_come_in_order(
         assert (shared.lease.fencing_token, shared.lease.owner_session_id, shared.lease.attached) == (7, "s", 2)
         assert shared.other == "session 's2' shares it"
         await stream.done_writing()
+        assert (await stream.read()).WhichOneof("notice") is None
         assert await stream.read() is grpc.aio.EOF
         assert await core.told(SessionClosed) == SessionClosed(opened.stream)
         assert core.count(SessionStreamLost) == 0
@@ -260,8 +262,25 @@ async def test_a_session_whose_stream_breaks_is_told_as_lost(tmp_path: Path) -> 
         await stream.write(pb.SessionRequest(session_id="s", job_id="a"))
         opened = await core.told(SessionRenewed)
         await channel.close()
-        assert await core.told(SessionStreamLost) == SessionStreamLost(opened.stream)
-        assert core.count(SessionClosed) == 0
+        assert await core.told_one_of(SessionStreamLost, SessionClosed) == SessionStreamLost(opened.stream)
+
+
+class BrokenStream:
+    """A server's side of a stream whose connection broke: reading ends before the call is cancelled, which grpc shows
+    once in a hundred times, more often under load."""
+
+    async def read(self) -> Any:
+        return grpc.aio.EOF
+
+    async def write(self, message: Any) -> None:
+        raise grpc.aio.InternalError("the connection is gone")
+
+
+async def test_a_broken_stream_of_which_only_reading_has_ended_is_not_taken_for_closed(tmp_path: Path) -> None:
+    async with served(tmp_path) as (core, service, _, _):
+        with pytest.raises(grpc.aio.InternalError):
+            await service.Session(None, BrokenStream())
+        assert await core.told_one_of(SessionStreamLost, SessionClosed) == SessionStreamLost(CallId(1))
 
 
 async def test_a_session_can_be_refused_by_the_core_and_for_its_form(tmp_path: Path) -> None:
