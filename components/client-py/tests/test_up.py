@@ -170,10 +170,12 @@ def test_program_gets_one_line_when_all_is_ready(environment, start):
 
 
 def test_what_becomes_of_unsaveable_jobs_is_the_orchestrators_to_know(start):
-    command = up(start, "--group", "pool=0", "--on-unsaveable", "kill", "--kill-grace", "5")
+    policies = ["--on-unsaveable", "wait", "--on-unsaveable", "pool=kill"]
+    command = up(start, "--group", "pool=0", "--group", "rest=1", *policies, "--kill-grace", "5")
     pid = children_of(command.process.pid)["orchestrator"]
     told = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    assert told[told.index("--on-unsaveable") + 1] == "kill"
+    at = told.index("--on-unsaveable")
+    assert told[at : at + 4] == policies
     assert told[told.index("--kill-grace-s") + 1] == "5.0"
 
 

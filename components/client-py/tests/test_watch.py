@@ -15,6 +15,7 @@ from fake_event_log import EPOCH_STEP, TellingOrchestrator
 from live import Running
 from terminal import OnTerminal
 from timeslice.cli.errors import CommandError
+from timeslice.cli.group_data import condition_line
 from timeslice.cli.watch import watch
 from timeslice.cli.watch_board import Board, Cells, age, duration, event_words
 from timeslice.cli.watch_feed import Back, Event, Feed, Lost, Refused
@@ -28,7 +29,7 @@ NOW_S = 1_700_000_000.0
 def status(state: str = "IDLE", holder: str | None = None, waiters: tuple[str, ...] = (), **more) -> dict:
     return {
         "state": state, "since": NOW_S - 75, "holder": holder, "waiter_queue_depth": len(waiters),
-        "waiters": [{"job": job} for job in waiters], "conditions": [], **more,
+        "waiters": [{"job": job} for job in waiters], "conditions": [], "fencing_token": 5 if holder else None, **more,
     }  # fmt: skip
 
 
@@ -53,6 +54,14 @@ def test_row_shows_who_holds_who_waits_and_what_happened_last():
     assert board.problems() == []
 
 
+def test_job_that_a_switch_is_under_way_to_is_no_holder_yet():
+    board = Board()
+    board.hear(event(status=status("SWITCHING", "b", fencing_token=None)))
+    assert board.cells(NOW_S)[0].holder == "-> b"
+    board.hear(event(status=status("SWITCHING", "b", fencing_token=6)))
+    assert board.cells(NOW_S)[0].holder == "b"
+
+
 def test_event_without_a_status_leaves_the_state_as_it_was():
     """The log remembers what happened, not how the group stood."""
     board = Board()
@@ -73,6 +82,13 @@ def test_conditions_are_named_in_the_row_and_explained_below():
     board.hear(event(status=status(conditions=[BLOCKED, BLOCKED, {**BLOCKED, "type": "Starved"}])))
     assert board.cells(NOW_S)[0].condition == "Blocked, Starved"
     assert board.problems()[0] == "trainers: Blocked: job 'a': 20 bytes are missing (a); End that job."
+
+
+def test_advice_names_the_command_for_an_action_of_the_wire():
+    advice = "Restart the job's processes, or evict with ACTION_CLEAR_FAULT."
+    assert condition_line("pool", {**BLOCKED, "advice": advice}).endswith(
+        "; Restart the job's processes, or evict with `timeslice evict clear-fault`."
+    )
 
 
 def test_clock_that_is_behind_the_orchestrators_shows_no_negative_age():

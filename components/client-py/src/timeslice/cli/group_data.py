@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from timeslice._core import wire
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
+
+_ACTION = re.compile(r"ACTION_([A-Z_]+)")
 
 
 def group_data(group: pb2.GroupStatus) -> dict[str, Any]:
@@ -34,6 +37,17 @@ def group_data(group: pb2.GroupStatus) -> dict[str, Any]:
     }
 
 
+def holding(group: dict[str, Any]) -> str:
+    """Who holds the group; "-> JOB" for the job that a switch is under way to, "-" for nobody.
+
+    The wire names both as the holder (`locking_job`), for clients that know no leases.
+    """
+    if not group["holder"]:
+        return "-"
+    is_on_its_way = group["state"] == "SWITCHING" and group["fencing_token"] is None
+    return f"-> {group['holder']}" if is_on_its_way else str(group["holder"])
+
+
 def waiting(group: dict[str, Any]) -> str:
     """The next waiters, and how many more there are; "-" for none."""
     shown = [w["job"] for w in group["waiters"][:3]]
@@ -42,7 +56,14 @@ def waiting(group: dict[str, Any]) -> str:
 
 
 def condition_line(group: str, condition: dict[str, Any]) -> str:
-    """A condition in one sentence: what is wrong, with whom, and what to do about it."""
+    """A condition in one sentence: what is wrong, with whom, and what to do about it.
+
+    The orchestrator names actions as the wire does (ACTION_KILL); people are told the command.
+    """
     jobs = f" ({', '.join(condition['jobs'])})" if condition["jobs"] else ""
     advice = f"; {condition['advice']}" if condition["advice"] else ""
-    return f"{group}: {condition['type']}: {condition['reason']}{jobs}{advice}"
+    return f"{group}: {condition['type']}: {condition['reason']}{jobs}{_ACTION.sub(_command, advice)}"
+
+
+def _command(action: re.Match[str]) -> str:
+    return f"`timeslice evict {action[1].lower().replace('_', '-')}`"

@@ -8,7 +8,8 @@ from typing import Any
 
 from timeslice._core import wire
 from timeslice.cli.errors import CommandError
-from timeslice.cli.group_data import condition_line, group_data, waiting
+from timeslice.cli.group_data import condition_line, group_data, holding, waiting
+from timeslice.cli.sizes import size_text
 from timeslice.orchestrator.client import TimeSliceOrchestratorClient
 from timeslice.orchestrator.exceptions import OrchestratorError
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
@@ -63,7 +64,7 @@ def as_text(groups: Sequence[dict[str, Any]]) -> list[str]:
             [
                 g["group"],
                 g["state"],
-                g["holder"] or "-",
+                holding(g),
                 waiting(g),
                 f"{g['held_share']:.0%}",
                 str(g["handoffs_total"]),
@@ -73,7 +74,7 @@ def as_text(groups: Sequence[dict[str, Any]]) -> list[str]:
         ],
     )
     contexts = [
-        [g["group"], c["node"], c["job"], c["state"], _mib(c["device_bytes"]), _mib(c["host_bytes"])]
+        [g["group"], c["node"], c["job"], c["state"], _size(c["device_bytes"]), _size(c["host_bytes"])]
         for g in groups
         for c in g["contexts"]
     ]
@@ -89,8 +90,8 @@ def as_text(groups: Sequence[dict[str, Any]]) -> list[str]:
     return lines + ([""] if problems or faults else []) + problems + faults
 
 
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**20:.0f} MiB" if size_bytes else "-"
+def _size(size_bytes: int) -> str:
+    return size_text(size_bytes) if size_bytes else "-"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:

@@ -24,6 +24,7 @@ from timeslice.cli.children import Child, Ended, Events, Said, Signalled
 from timeslice.cli.errors import BAD_INPUT, CommandError
 from timeslice.cli.gpus import check_driver
 from timeslice.cli.one_at_a_time import claimed
+from timeslice.cli.sizes import size_text
 from timeslice.cli.up_plan import Plan
 
 READY_TIMEOUT_S = 120.0
@@ -200,9 +201,9 @@ class _Servers:
         print(f"  state and logs {self._plan.state_dir}")
         for index, accelerator in enumerate(accelerators):
             group = ", ".join(accelerator.groups) or "no group: not used"
-            size = f"{accelerator.memory_total_bytes / 2**30:.2f} GiB"
+            size = size_text(accelerator.memory_total_bytes)
             print(f"  GPU {index}          {group} ({accelerator.name or accelerator.id}, {size})")
-        print("\nJobs of this user find it by themselves; see `timeslice status`. Ctrl-C stops it.", flush=True)
+        print("\nJobs of this user find it by themselves; see `timeslice watch`. Ctrl-C stops it.", flush=True)
 
 
     def _as_data(self, accelerators: Sequence[pb2.AcceleratorStatus]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from timeslice.cli.group_data import condition_line, waiting
+from timeslice.cli.group_data import condition_line, holding, waiting
 from timeslice.cli.watch_feed import Back, Event, Lost, Message
 
 REMEMBERED_EVENTS = 200
@@ -113,7 +113,7 @@ def _cells(row: Row, now_s: float) -> Cells:
     return Cells(
         group=row.group,
         state=row.status["state"],
-        holder=row.status["holder"] or "-",
+        holder=holding(row.status),
         since=age(now_s - since) if since is not None else "-",
         queue=waiting(row.status),
         condition=", ".join(kinds) or "-",

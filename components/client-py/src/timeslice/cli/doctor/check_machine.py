@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from timeslice.cli.doctor.facts import DriverFacts, Facts
 from timeslice.cli.doctor.findings import Finding, Grade
+from timeslice.cli.sizes import size_text
 
 AREA = "this machine"
 USE_THE_MOCK = "to try timeslice without a GPU: timeslice up --mock 2x80GiB"
@@ -15,7 +16,6 @@ which use NVML, as PyTorch does (reports in checkpoint-restore/criu and NVIDIA/c
 RECOMMENDED_DRIVER = 575
 """Reports of "operation not supported" for PyTorch with 570 ended with it (NVIDIA/cuda-checkpoint issue 34)."""
 _PROHIBITED, _EXCLUSIVE = 2, 3
-_GIB = 1 << 30
 
 
 def findings(facts: Facts) -> Iterator[Finding]:
@@ -81,7 +81,7 @@ def _nvml(facts: Facts, missing: Grade) -> Iterator[Finding]:
         if driver.stuck_in is None and driver.crash is None:
             yield Finding(AREA, "GPUs", missing, "none", f"see nvidia-smi; {USE_THE_MOCK}")
         return
-    sizes = [f"{d.index}: {d.name or d.uuid} {_gib(d.memory_total_bytes)}" for d in driver.devices]
+    sizes = [f"{d.index}: {d.name or d.uuid} {size_text(d.memory_total_bytes)}" for d in driver.devices]
     yield Finding(AREA, "GPUs", Grade.OK, ", ".join(sizes))
     for mode, what in ((_PROHIBITED, "no process may use it"), (_EXCLUSIVE, "one process at a time may use it")):
         there = [str(d.index) for d in driver.devices if d.compute_mode == mode]
@@ -133,7 +133,7 @@ def _host_memory(facts: Facts) -> Iterator[Finding]:
     if not rooms or not needed:
         return
     room, what = min(rooms)
-    text = f"{_gib(room)} free ({what}); a job that fills all GPUs has {_gib(needed)} to be saved"
+    text = f"{size_text(room)} free ({what}); a job that fills all GPUs has {size_text(needed)} to be saved"
     if room < needed:
         yield Finding(
             AREA,
@@ -154,7 +154,3 @@ def _cuda_text(version: int) -> str:
 def _major(version: str | None) -> int | None:
     number = (version or "").partition(".")[0]
     return int(number) if number.isdecimal() else None
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.1f} GiB" if size_bytes >= _GIB else f"{size_bytes / (1 << 20):.0f} MiB"
