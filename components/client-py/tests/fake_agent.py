@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent import futures
 
@@ -22,6 +23,11 @@ class FakeAgent(pb2_grpc.SnapshotAgentServiceServicer):
         self.health = health.HealthServicer()
         self.polls_until_end = 1
         self.channels = 0
+        self.results: list[pb2.CommandResult] = []
+        self.half_closed = 0
+        """Channels that their workload said to be done with."""
+        self._to_send: deque[pb2.AgentCommand] = deque()
+        self._channel_end: tuple[grpc.StatusCode, str] | None = None
         self.changed = threading.Condition()
         self._polls: dict[str, int] = {}
         self._operations: dict[str, tuple[str, int]] = {}
@@ -45,6 +51,22 @@ class FakeAgent(pb2_grpc.SnapshotAgentServiceServicer):
         with self.changed:
             assert self.changed.wait_for(condition, timeout_s), "this never came about"
 
+    def send(self, command_id: str, **command: object) -> None:
+        """Send a command to the workload that is connected."""
+        with self.changed:
+            self._to_send.append(pb2.AgentCommand(command_id=command_id, **command))  # type: ignore[arg-type]
+            self.changed.notify_all()
+
+    def result(self, command_id: str) -> pb2.CommandResult:
+        """What the workload says of a command; waits for it."""
+        self.wait_until(lambda: command_id in {result.command_id for result in self.results})
+        return next(result for result in self.results if result.command_id == command_id)
+
+    def end_channel(self, code: grpc.StatusCode, text: str) -> None:
+        with self.changed:
+            self._channel_end = (code, text)
+            self.changed.notify_all()
+
     def WorkloadChannel(
         self, messages: Iterator[pb2.WorkloadMessage], context: grpc.ServicerContext
     ) -> Iterator[pb2.AgentCommand]:
@@ -67,9 +89,35 @@ class FakeAgent(pb2_grpc.SnapshotAgentServiceServicer):
         if not context.add_callback(ended):
             ended()
         context.send_initial_metadata([("timeslice-registered", "1")] if self.marks_acceptance else [])
+        threading.Thread(target=self._read, args=(messages, over), daemon=True).start()
+        return self._commands(context, over)
+
+    def _read(self, messages: Iterator[pb2.WorkloadMessage], over: threading.Event) -> None:
+        try:
+            for message in messages:
+                with self.changed:
+                    self.results.append(message.result)
+                    self.changed.notify_all()
+        except Exception:
+            return  # the connection broke
         with self.changed:
-            self.changed.wait_for(lambda: over.is_set() or self._stopping)
-        return iter(())
+            self.half_closed += not over.is_set()
+            over.set()
+            self.changed.notify_all()
+
+    def _commands(self, context: grpc.ServicerContext, over: threading.Event) -> Iterator[pb2.AgentCommand]:
+        while True:
+            with self.changed:
+                self.changed.wait_for(
+                    lambda: over.is_set() or self._stopping or bool(self._to_send) or self._channel_end is not None
+                )
+                if self._channel_end is not None:
+                    end, self._channel_end = self._channel_end, None
+                    context.abort(*end)
+                if over.is_set() or self._stopping:
+                    return
+                command = self._to_send.popleft()
+            yield command
 
     def Snapshot(self, request: pb2.SnapshotRequest, context: grpc.ServicerContext) -> pb2.SnapshotResponse:
         return pb2.SnapshotResponse(

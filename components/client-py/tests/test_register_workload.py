@@ -119,8 +119,22 @@ def test_processes_that_do_not_exist_are_refused_before_the_agent_is_asked(agent
         ({"job_id": "", "pids": [1]}, ValueError),
         ({"job_id": "a"}, ValueError),
         ({"job_id": "a", "pids": []}, ValueError),
-        ({"job_id": "a", "on_snapshot": print, "on_restore": print}, NotImplementedError),
-        ({"job_id": "a", "workload": object(), "pids": [1]}, NotImplementedError),
+        ({"job_id": "a", "on_snapshot": print}, ValueError),
+        ({"job_id": "a", "workload": object(), "on_snapshot": print, "on_restore": print}, ValueError),
+        ({"job_id": "a", "workload": object(), "pids": [1]}, TypeError),
+        ({"job_id": "a", "on_snapshot": print, "on_restore": print, "default_mode": "neither"}, ValueError),
+        ({"job_id": "a", "on_snapshot": print, "on_restore": print, "supported_modes": ["neither"]}, ValueError),
+        (
+            {
+                "job_id": "a",
+                "on_snapshot": print,
+                "on_restore": print,
+                "supported_modes": ["offload"],
+                "default_mode": "discard",
+            },
+            ValueError,
+        ),
+        ({"job_id": "a", "pids": [1], "tags": ["weights"]}, ValueError),
     ],
 )
 def test_what_cannot_be_registered_is_said_at_once(arguments, error):

@@ -26,14 +26,14 @@ OFFLOAD = "offload"
 DISCARD = "discard"
 """Dropped; the application fills it again after the restore."""
 
-_MODES: dict[str, int] = {OFFLOAD: pb2.SUSPEND_MODE_OFFLOAD, DISCARD: pb2.SUSPEND_MODE_DISCARD}
-_NAMES = {number: name for name, number in _MODES.items()}
+_MODES: dict[str, pb2.SuspendMode] = {OFFLOAD: pb2.SUSPEND_MODE_OFFLOAD, DISCARD: pb2.SUSPEND_MODE_DISCARD}
+_NAMES: dict[int, str] = {number: name for name, number in _MODES.items()}
 
 _VLLM_ENGINES = frozenset({"LLM", "AsyncLLMEngine", "AsyncLLM"})
 _VLLM_LEVELS = {OFFLOAD: 1, DISCARD: 2}
 
 
-def mode_from_name(name: str) -> int:
+def mode_from_name(name: str) -> pb2.SuspendMode:
     """The wire's SuspendMode for "offload" or "discard", in upper or lower case.
 
     Raises:

@@ -1,9 +1,10 @@
-"""Telling the node's agent which processes are a job's, so that it can save and restore them."""
+"""Telling the node's agent which processes are a job's, and how the job saves itself, if it does."""
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import random
 import threading
 import time
@@ -18,6 +19,8 @@ from timeslice._channel import open_channel, status_of
 from timeslice._core.calls import REPEATED
 from timeslice._processes import REGISTERED, ProcessId, identify, node_name, start_time
 from timeslice._settings import agent_address
+from timeslice.snapshot_agent._commands import Commands, Offer, running_loop
+from timeslice.snapshot_agent.adapters import resolve_adapter
 from timeslice.snapshot_agent.client import SnapshotAgentError, agent_error
 
 __all__ = ["WorkloadHandle", "register_workload"]
@@ -35,6 +38,8 @@ REGISTERED_KEY = "timeslice-registered"
 REFUSAL_LAG_S = 0.1
 """Far above the microseconds between the two halves of one message, and paid once per registration at most."""
 
+Outgoing = queue.SimpleQueue[pb2.WorkloadMessage | None]
+
 
 def register_workload(
     agent: str | None,
@@ -49,73 +54,113 @@ def register_workload(
     *,
     pids: Sequence[int] | None = None,
 ) -> WorkloadHandle:
-    """Register the job's processes with the agent of this node; returns once the agent has accepted them.
+    """Register the job with the agent of this node: its processes, how it saves itself, or both.
 
-    Registering more processes for the same job and group adds them. An agent that restarts is registered with again, in
-    the background, until the handle is closed or the last process has ended. A session that this process keeps for the
-    job attests the processes too.
+    Returns once the agent has accepted. An agent that restarts is registered with again, in the background, until the
+    handle is closed or the last process that was named has ended. There is one registration with callbacks for each
+    job, group and node: a later one takes the place of the one before.
+
+    Without callbacks the driver saves the processes. With a workload or callbacks the agent has the job do it:
+    `on_snapshot(mode, tags)` when another job is to have the accelerators (mode "offload" or "discard"),
+    `on_restore(tags)` when it is this job's turn again. They are called one at a time, in a thread of their own, while
+    the job waits for its next turn; coroutines run on the event loop that is running now, if there is one: do not block
+    it in `acquire` then. An exception means that nothing has changed. A callback that takes longer than the deadline
+    (120 s, if nobody says otherwise) holds up its group until it ends. Nothing keeps such a job from the device: it
+    must not touch it between its turns.
+
+    Registering more processes for the same job and group adds them. A session that this process keeps for the job
+    attests the processes too.
 
     Args:
         agent: "unix:PATH" or "HOST:PORT"; else $TIMESLICE_AGENT_ADDR, else the socket of `timeslice up`.
         job_id: as in `acquire`.
         group: as in `acquire`; a process belongs to one group.
-        workload, on_snapshot, on_restore, supported_modes, default_mode, tags: for jobs that save themselves; in the
-            next release.
+        workload: a vLLM engine made with enable_sleep_mode=True, or an object with snapshot(mode, tags) and
+            restore(tags); see `adapters`. Instead of it:
+        on_snapshot, on_restore: both, or neither.
+        supported_modes, default_mode, tags: what the workload can do and what it holds, if not as its adapter says.
         pids: the processes that use the accelerators, of this user and alive. Each must be registered before it touches
             a device, or soon after.
     Raises:
-        ValueError: no job id, or no process, or a process that does not exist.
-        NotImplementedError: asked for what comes with the next release.
+        ValueError: no job id, neither processes nor callbacks, a process that does not exist, one callback without the
+            other, callbacks besides a workload, or a mode that is not known or not supported.
+        TypeError: the workload has nothing that could be called.
         SnapshotAgentError: the agent refused (the text says why), or does not answer.
     """
     if not job_id:
         raise ValueError("job_id is missing")
-    for name, value in (
-        ("workload", workload),
-        ("on_snapshot", on_snapshot),
-        ("on_restore", on_restore),
-        ("supported_modes", supported_modes),
-        ("default_mode", default_mode),
-        ("tags", tags),
-    ):
-        if value is not None:
-            raise NotImplementedError(
-                f"register_workload({name}=...) comes with the next release, in which jobs can save themselves;"
-                " until then name the processes with pids=[...], and the driver saves them"
-            )
-    if not pids:
-        raise ValueError("pids is missing: name the processes that use the accelerators, such as pids=[os.getpid()]")
-    processes = identify(pids, node_name(os.environ))
-    if gone := sorted(set(pids) - {p.pid for p in processes}):
+    has_callbacks = workload is not None or on_snapshot is not None or on_restore is not None
+    if not has_callbacks and not pids:
+        raise ValueError(
+            "pids is missing: name the processes that use the accelerators, such as pids=[os.getpid()], or say how the"
+            " job saves itself, by workload=... or by on_snapshot=... and on_restore=..."
+        )
+    if not has_callbacks and (supported_modes is not None or default_mode is not None or tags is not None):
+        raise ValueError("supported_modes, default_mode and tags say how callbacks work; there are none")
+    commands = None
+    if has_callbacks:
+        adapter = resolve_adapter(workload, on_snapshot, on_restore)
+        commands = Commands(job_id, adapter, Offer(adapter, supported_modes, default_mode, tags), running_loop())
+    processes = identify(pids or (), node_name(os.environ))
+    if gone := sorted(set(pids or ()) - {p.pid for p in processes}):
         raise ValueError(f"there is no process {', '.join(map(str, gone))} on this machine")
-    handle = WorkloadHandle(agent_address(agent, os.environ), job_id, group, processes)
+    handle = WorkloadHandle(agent_address(agent, os.environ), job_id, group, processes, commands)
     handle._start()
-    REGISTERED.add(job_id, processes)
+    if processes:
+        REGISTERED.add(job_id, processes)
     return handle
 
 
 class WorkloadHandle:
     """A registration, kept up in a background thread."""
 
-    def __init__(self, agent: str, job_id: str, group: str, processes: Sequence[ProcessId]) -> None:
+    def __init__(
+        self,
+        agent: str,
+        job_id: str,
+        group: str,
+        processes: Sequence[ProcessId],
+        commands: Commands | None = None,
+    ) -> None:
         self._agent, self._job_id, self._group = agent, job_id, group
         self._processes = list(processes)
+        self._named = bool(processes)
+        self._commands = commands
         self._closed = threading.Event()
         self._answered = threading.Event()
         self._refusal: SnapshotAgentError | None = None
         self._lock = threading.Lock()
         self._call: Any = None
+        self._outgoing: Outgoing | None = None
         self._thread = threading.Thread(target=self._run, name=f"timeslice workload {job_id}", daemon=True)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Stop registering again. What the agent knows it keeps, for as long as the processes live."""
+        """Stop registering again. What the agent knows it keeps, for as long as the processes live.
+
+        Callbacks are called no more: one under way is waited for, then the agent is told that there are none; a job
+        that registered no processes has no context from then on. A second call does nothing.
+
+        Args:
+            timeout: seconds to wait in all.
+        """
+        until = time.monotonic() + timeout
         self._closed.set()
+        if self._commands is not None:
+            self._commands.stop(timeout)
+            with self._lock:
+                outgoing = self._outgoing
+            if outgoing is not None:
+                outgoing.put(None)
+                self._join(max(0.0, until - time.monotonic()))
         with self._lock:
             call = self._call
         if call is not None:
             call.cancel()
+        self._join(max(0.1, until - time.monotonic()))
+
+    def _join(self, timeout_s: float) -> None:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+            self._thread.join(timeout_s)
 
     def _start(self) -> None:
         """Start the thread and wait for the agent's first answer.
@@ -123,6 +168,8 @@ class WorkloadHandle:
         Raises:
             SnapshotAgentError: it refused, or does not answer.
         """
+        if self._commands is not None:
+            self._commands.start()
         self._thread.start()
         if not self._answered.wait(CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S):
             self.close()
@@ -153,8 +200,12 @@ class WorkloadHandle:
                 )
                 self._answered.set()
                 return
+            status = status_of(error)
+            if self._commands is not None and status.code == "ABORTED":
+                logger.warning("job %s is not asked to save itself any more: %s", self._job_id, status.details)
+                return
             self._processes = [p for p in self._processes if start_time(p.pid) == p.start_time]
-            if not self._processes:
+            if not self._processes and (self._named or self._commands is None):
                 return  # Nothing is left to register.
             if now - connected > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
@@ -162,49 +213,58 @@ class WorkloadHandle:
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
             logger.warning(
                 "the snapshot agent at %s let go of job %s (%s); registering again in %.1f s",
-                self._agent, self._job_id, status_of(error).details, pause_s,
+                self._agent, self._job_id, status.details, pause_s,
             )
             self._closed.wait(pause_s)
 
     def _serve_one_connection(self) -> Any:
         """Register, then wait until the connection ends; returns the grpc.RpcError that ended it."""
-        over = threading.Event()
+        outgoing: Outgoing = queue.SimpleQueue()
         with open_channel(self._agent, []) as channel:
             stub: Any = pb2_grpc.SnapshotAgentServiceStub(channel)  # type: ignore[no-untyped-call]
-            call = stub.WorkloadChannel(self._messages(over))
+            call = stub.WorkloadChannel(self._messages(outgoing))
             with self._lock:
-                self._call = call
+                self._call, self._outgoing = call, outgoing
             if self._closed.is_set():
                 call.cancel()
             try:
                 if _is_accepted(call):
                     self._accepted()
                 for command in call:
-                    logger.error("the agent sent job %s a command that it did not offer to serve: %s",
-                                 self._job_id, command.WhichOneof("command"))
+                    if self._commands is not None:
+                        self._commands.take(command)
+                    else:
+                        logger.error("the agent sent job %s a command that it did not offer to serve: %s",
+                                     self._job_id, command.WhichOneof("command"))
                 return _Ended()
             except grpc.RpcError as err:
                 return err
             finally:
-                over.set()
+                outgoing.put(None)
                 with self._lock:
-                    self._call = None
+                    self._call = self._outgoing = None
 
-    def _messages(self, over: threading.Event) -> Iterator[pb2.WorkloadMessage]:
-        yield pb2.WorkloadMessage(
-            register=pb2.RegisterWorkload(
-                job_id=self._job_id, group=self._group, pids=[p.pid for p in self._processes]
-            )
+    def _messages(self, outgoing: Outgoing) -> Iterator[pb2.WorkloadMessage]:
+        """The registration, then results, until None is put."""
+        register = pb2.RegisterWorkload(
+            job_id=self._job_id, group=self._group, pids=[p.pid for p in self._processes]
         )
-        over.wait()
+        if self._commands is not None:
+            register.capabilities.CopyFrom(self._commands.capabilities)
+            register.instance.CopyFrom(self._commands.connected(outgoing.put))
+        yield pb2.WorkloadMessage(register=register)
+        while (message := outgoing.get()) is not None:
+            yield message
 
     def _accepted(self) -> None:
         if self._answered.is_set():
             logger.warning("registered job %s with the snapshot agent at %s again", self._job_id, self._agent)
+        if self._commands is not None:
+            self._commands.accepted()
         self._answered.set()
 
     def _names(self) -> str:
-        return "process " + ", ".join(str(p.pid) for p in self._processes)
+        return "process " + ", ".join(str(p.pid) for p in self._processes) if self._processes else "callbacks"
 
 
 def _is_accepted(call: Any) -> bool:
