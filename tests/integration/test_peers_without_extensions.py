@@ -166,6 +166,22 @@ def test_their_client_is_refused_as_it_knows_it(machine: Machine, their: Their) 
         assert answer["details"]
 
 
+def test_their_clients_yields_are_judged_by_the_job_alone(machine: Machine, their: Their) -> None:
+    def answer(method: str, job: str, group: str = "g") -> dict[str, Any]:
+        return their.begin("orchestrator", machine.address, method, job_id=job, group_id=group)()
+
+    assert answer("Acquire", "a")["ok"]["success"]
+    assert answer("Acquire", "a")["ok"]["success"]  # another process of the job: the same lease
+    assert answer("Yield", "b")["code"] == "PERMISSION_DENIED"
+    assert answer("Yield", "a", "nowhere")["code"] == "NOT_FOUND"
+    assert machine.status().group.locking_job == "a"
+    assert answer("Yield", "a")["ok"]["success"]
+    assert answer("Yield", "a")["ok"]["success"]  # the other process's, or a repeated one: nobody was granted since
+    assert answer("Acquire", "b")["ok"]["success"]
+    assert answer("Yield", "a")["code"] == "PERMISSION_DENIED"
+    assert machine.status().group.locking_job == "b"
+
+
 # Their client, our agent.
 
 
