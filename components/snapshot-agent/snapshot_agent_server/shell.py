@@ -440,9 +440,8 @@ class AgentShell:
             pids = self._node.pids_to_ask(now) if now >= ask_again_at else []
             new = self._new_members()
             sample = await self._driver.sample([*pids, *(p.pid for _, p in new)], SAMPLE_TIMEOUT_S)
-            if new or self._node.has_bare_trees():
-                observed = tuple((key, _observed(process, sample)) for key, process in new)
-                self.post(MembersListed(frozenset(self._node.registry.trees), observed))
+            if new:
+                self.post(MembersListed(tuple((key, _observed(process, sample)) for key, process in new)))
             if isinstance(sample, Sample):
                 self._is_sampling_broken = False
                 self.post(Sampled(sample))
@@ -487,7 +486,7 @@ class AgentShell:
         """Let the core know of all members as they are now; what they do with CUDA is asked later."""
         new = self._new_members()
         if new:
-            self.post(MembersListed(frozenset(), tuple((key, ObservedProcess(process)) for key, process in new)))
+            self.post(MembersListed(tuple((key, ObservedProcess(process)) for key, process in new)))
 
     async def _list_members(self, wanted: ListMembers) -> None:
         new = self._new_members()
@@ -500,7 +499,7 @@ class AgentShell:
         found = tuple(
             (key, ObservedProcess(process, states.get(process.pid, DriverState.UNKNOWN))) for key, process in processes
         )
-        self.post(MembersListed(wanted.keys, found, wanted.operation))
+        self.post(MembersListed(found, wanted.operation, wanted.emptied))
 
     def _with_members(self, memory: Memory) -> Memory:
         """What an earlier agent did not put on record, since the trees tell it again."""

@@ -45,11 +45,20 @@ class CallDriver:
 
 
 @dataclass(frozen=True, slots=True)
-class ListMembers:
-    """Look the trees of these contexts through, now; answer with `MembersListed`, always."""
+class Emptied:
+    """No process of a context with trees is known any more, since this one ended (None: was taken over by another)."""
 
-    keys: frozenset[ContextKey]
+    key: ContextKey
+    last: ProcessId | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListMembers:
+    """Look all trees through, now; answer with `MembersListed`, always."""
+
     operation: OperationId | None = None
+    emptied: Emptied | None = None
+    """What is to be repeated in the answer: who waits for it."""
     ask: tuple[ProcessId, ...] = ()
     """Known processes whose driver state is wanted too."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from snapshot_agent_server.core.effects import Emptied
 from snapshot_agent_server.core.ids import (
     AcceleratorId,
     ConnectionId,
@@ -102,13 +103,12 @@ class ProcessEnded:
 
 @dataclass(frozen=True, slots=True)
 class MembersListed:
-    """The trees of these contexts were looked through. `found`: members that were not known, and processes that the
-    core wanted to know more of."""
+    """The trees were looked through. `found`: members that were not known, and processes that the core wanted to know
+    more of. A look is older than its news: for the rest it answers only what waited for it since before it began."""
 
-    keys: frozenset[ContextKey]
     found: tuple[tuple[ContextKey, ObservedProcess], ...] = ()
     operation: OperationId | None = None
-    """The operation that waits for this, if one does."""
+    emptied: Emptied | None = None
 
 
 @dataclass(frozen=True, slots=True)

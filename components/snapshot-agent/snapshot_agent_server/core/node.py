@@ -11,8 +11,10 @@ from snapshot_agent_server.core.contexts import ContextView, ProcessRecord
 from snapshot_agent_server.core.effects import (
     Accept,
     Effect,
+    Emptied,
     EndStreamsBelow,
     ForgetProcess,
+    ForgetTrees,
     KillProcesses,
     ListMembers,
     PublishContext,
@@ -76,11 +78,6 @@ class Node:
     def accelerator_views(self) -> list[AcceleratorView]:
         return self._accelerators.views()
 
-    def has_bare_trees(self) -> bool:
-        """There is a tree of which no member is known: either one is found, or it is over."""
-        contexts = self.registry.contexts
-        return any(key not in contexts or not contexts[key].processes for key in self.registry.trees)
-
     def is_idle(self) -> bool:
         """No operation is running or waiting."""
         return not self._queue.active
@@ -118,7 +115,10 @@ class Node:
             self.registry.restore(key, record)
             effects.append(WatchProcess(record.id))
         for key, tree in memory.trees:
-            self.registry.plant(key, tree)
+            if key in self.registry.contexts:
+                self.registry.plant(key, tree)
+            else:
+                effects.append(ForgetTrees(key))  # all members were listed, and there is none
         for workload in memory.workloads:
             effects += self._commander.restore(workload, now)
         self._queue.recover(memory.operations, now)
@@ -279,7 +279,10 @@ class Node:
 
     def _emptied(self, key: ContextKey) -> list[Effect]:
         """The last known process of a context is gone; those of a tree may have left children that nobody has seen."""
-        return [ListMembers(frozenset((key,)))] if key in self.registry.trees else self._gone(key)
+        if key not in self.registry.trees:
+            return self._gone(key)
+        ended = self.registry.contexts[key].last_ended
+        return [ListMembers(emptied=Emptied(key, ended.id if ended is not None else None))]
 
     def _gone(self, key: ContextKey, reason: str = "") -> list[Effect]:
         context = self.registry.contexts[key]
@@ -305,12 +308,13 @@ class Node:
                 effects += self.registry.join(key, (observed,), now, is_found=True)
             elif record is not None and record.state is DriverState.NONE:
                 self._asked(record, observed, now)
-        for key in event.keys:
+        if event.emptied is not None:
+            key = event.emptied.key
             context = self.registry.contexts.get(key)
             if context is not None and not context.processes:
-                effects += self._gone(key)
-            elif context is None:
-                effects += self.registry.fell(key)
+                ended = context.last_ended
+                is_latest = event.emptied.last == (ended.id if ended is not None else None)
+                effects += self._gone(key) if is_latest else []
         self._queue.listed(event.operation)
         return effects
 

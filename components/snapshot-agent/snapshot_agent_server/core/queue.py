@@ -260,7 +260,7 @@ class Queue:
             return False, []
         operation.is_listing = True
         ask = tuple(r.id for r in self._registry.records(operation.keys) if r.state is DriverState.NONE)
-        return False, [ListMembers(frozenset(operation.keys), operation.id, ask)]
+        return False, [ListMembers(operation.id, ask=ask)]
 
     def _driving(self, operation: Operation) -> Runner | Commander:
         return self._runner if operation.backend is Backend.CUDA else self.commander

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from snapshot_agent_server.core.ids import ContextKey, ProcessId
@@ -12,8 +12,16 @@ from snapshot_agent_server.core.trees import Candidate, Tree, TreeClaim, Trees, 
 from snapshot_agent_server.processes import cgroups, proc
 from snapshot_agent_server.processes.claims import claimed
 
+Owner = Callable[[ProcessId], ContextKey | None]
+"""The context in which a process is known, if it is."""
+
 VARIABLE = b"TIMESLICE_TREE"
 """Its value in the environment of a tree's processes is the tree's marker."""
+
+
+LOOKS = 5
+"""A process that ends while /proc is read may leave a child that was not there when the reading began: read again, but
+not for ever."""
 
 
 def planted(claim: TreeClaim, own_pids: Set[int]) -> Tree | Refusal:
@@ -65,14 +73,12 @@ class TreeWalker:
         """Inode of /proc/PID by pid. A later process with the same pid has another one."""
         self._judged_for: tuple[Tree, ...] = ()
 
-    def find(
-        self, trees: Trees, owner: Callable[[ProcessId], ContextKey | None], own_pids: Set[int]
-    ) -> list[tuple[ContextKey, ProcessId]]:
+    def find(self, trees: Trees, owner: Owner, own_pids: Set[int]) -> list[tuple[ContextKey, ProcessId]]:
         """New members of all trees, again and again until they are known: `owner` is the context of a process."""
-        candidates = {one.id: one for one in self._in_cgroups(trees, owner)}
-        if any(not tree.cgroup for own in trees.values() for tree in own):
-            for one in self._in_proc(trees, owner):
-                candidates.setdefault(one.id, one)
+        candidates: dict[ProcessId, Candidate] = {}
+        for _ in range(LOOKS):
+            if self._look(trees, owner, candidates):
+                break
         mine = {os.getpid(), *own_pids}
         able = [one for one in candidates.values() if one.id.pid not in mine and os.geteuid() in (0, one.uid)]
         found = [(key, process) for process, key in members(able, trees, owner).items() if owner(process) is None]
@@ -80,51 +86,65 @@ class TreeWalker:
             self._judged.pop(process.pid, None)  # whoever asked may be about to tell of it, and another asks meanwhile
         return found
 
-    def _in_cgroups(self, trees: Trees, owner: Callable[[ProcessId], ContextKey | None]) -> list[Candidate]:
-        found = []
-        mounted = cgroups.mounts() if any(tree.cgroup for own in trees.values() for tree in own) else ()
-        for tree in (tree for own in trees.values() for tree in own if tree.cgroup):
-            folder = cgroups.folder_of(tree.cgroup, mounted)
+    def _look(self, trees: Trees, owner: Owner, candidates: dict[ProcessId, Candidate]) -> bool:
+        """Add who comes into question. False: somebody ended meanwhile, whose children may be missing."""
+        all_trees = [tree for own in trees.values() for tree in own]
+        is_complete = self._in_cgroups([tree.cgroup for tree in all_trees if tree.cgroup], owner, candidates)
+        rooted = tuple(tree for tree in all_trees if not tree.cgroup)
+        return (not rooted or self._in_proc(rooted, owner, candidates)) and is_complete
+
+    def _in_cgroups(self, wanted: Sequence[str], owner: Owner, candidates: dict[ProcessId, Candidate]) -> bool:
+        mounted = cgroups.mounts() if wanted else ()
+        is_complete = True
+        for cgroup in wanted:
+            folder = cgroups.folder_of(cgroup, mounted)
             for pid in cgroups.processes_in(folder) if folder is not None else ():
                 facts = proc.facts(pid)
-                if facts is None or facts.has_ended or owner(facts.id) is not None:
+                if facts is not None and owner(facts.id) is not None:
                     continue
                 person = proc.owner(pid)
-                if person is not None:
-                    found.append(Candidate(facts.id, person[0], cgroups=cgroups.cgroups_of(pid)))
-        return found
+                if facts is None or facts.has_ended or person is None:
+                    is_complete = False
+                else:
+                    candidates[facts.id] = Candidate(facts.id, person[0], cgroups=cgroups.cgroups_of(pid))
+        return is_complete
 
-    def _in_proc(self, trees: Trees, owner: Callable[[ProcessId], ContextKey | None]) -> list[Candidate]:
+    def _in_proc(self, trees: tuple[Tree, ...], owner: Owner, candidates: dict[ProcessId, Candidate]) -> bool:
         """All processes that have come since the last time."""
-        rooted = tuple(tree for own in trees.values() for tree in own if not tree.cgroup)
-        if rooted != self._judged_for:
-            self._judged, self._judged_for = {}, rooted
+        if trees != self._judged_for:
+            self._judged, self._judged_for = {}, trees
         before, self._judged = self._judged, {}
-        oldest = min(tree.root.start_time for tree in rooted)
-        found = []
+        oldest = min(tree.root.start_time for tree in trees)
+        is_complete = True
         with os.scandir("/proc") as entries:
             listed = [(int(entry.name), entry.inode()) for entry in entries if entry.name.isdigit()]
         for pid, inode in listed:
-            candidate = _candidate(pid, oldest, owner) if before.get(pid) != inode else None
-            if candidate is not None:
-                found.append(candidate)
-            if candidate is None or candidate.marker is not None:
-                self._judged[pid] = inode
-        return found
+            facts = proc.facts(pid) if before.get(pid) != inode else None
+            if before.get(pid) != inode and (facts is None or facts.has_ended):
+                is_complete = False
+            if facts is not None and not facts.has_ended and facts.id.start_time >= oldest and owner(facts.id) is None:
+                candidate = _candidate(facts)
+                if candidate is None:
+                    is_complete = False
+                    continue
+                candidates[facts.id] = candidate
+                if candidate.marker is None:
+                    continue  # in the middle of an exec: to be read again
+            self._judged[pid] = inode
+        return is_complete
 
 
-def _candidate(pid: int, oldest: int, owner: Callable[[ProcessId], ContextKey | None]) -> Candidate | None:
-    """What decides about a process, read so that it belongs together; None: it cannot be a member, or is one."""
+def _candidate(facts: proc.ProcessFacts) -> Candidate | None:
+    """What decides about a process, read so that it belongs together; None: it has ended."""
     while True:
-        facts = proc.facts(pid)
-        if facts is None or facts.has_ended or facts.id.start_time < oldest or owner(facts.id) is not None:
-            return None
+        pid = facts.id.pid
         person, marker, parent = proc.owner(pid), marker_of(pid), proc.facts(facts.parent)
         again = proc.facts(pid)
         if again is None or again.id != facts.id or person is None:
             return None
-        if again.parent == facts.parent:  # else the parent has gone meanwhile, and the child has fallen to another
+        if again.parent == facts.parent:
             return Candidate(facts.id, person[0], parent.id if parent is not None else None, marker=marker)
+        facts = again  # its parent has gone meanwhile, and it has fallen to another
 
 
 def _is_ancestor(ancestor: ProcessId, process: ProcessId) -> bool:

@@ -75,7 +75,9 @@ class NodeMachine(RuleBasedStateMachine):
     def members_are_listed(self, data: st.DataObject, is_silent: bool) -> None:
         wanted = data.draw(st.sampled_from(self.world.listings))
         if wanted.operation is not None:
-            here = [pid for pid in self.members_alive() if self.world.members[pid] in wanted.keys]
+            operation = self.world.node._queue.active.get(wanted.operation)
+            keys = operation.keys if operation is not None else ()
+            here = [pid for pid in self.members_alive() if self.world.members[pid] in keys]
             self.listed[wanted.operation] = set(here)
         self.world.list_members(wanted, is_silent=is_silent)
 
@@ -226,6 +228,14 @@ class NodeMachine(RuleBasedStateMachine):
         self.world.pass_time(seconds)
 
     @rule()
+    def a_look_begins(self) -> None:
+        self.world.begin_look()
+
+    @rule()
+    def a_look_ends(self) -> None:
+        self.world.end_look()
+
+    @rule()
     def a_sample_comes(self) -> None:
         self.world.sample()
 
@@ -238,7 +248,7 @@ class NodeMachine(RuleBasedStateMachine):
     def kill(self, job: JobId, group: GroupId, step: int) -> None:
         token, key, number = max(1, self.token[group] + step), ContextKey(job, group), self.world.number()
         new = tuple(self.world.unseen({key}))
-        self.world.post(MembersListed(frozenset(), new))  # what the shell does before a kill
+        self.world.post(MembersListed(new))  # what the shell does before a kill
         living = {target.id for target in self.world.targets.values() if self.member[target.id.pid] == key}
         context = self.world.node.registry.contexts.get(key)
         workload = context.workload if context is not None else None

@@ -140,6 +140,18 @@ def test_a_tree_whose_known_processes_end_lives_on_in_a_child_that_nobody_saw(wo
     assert world.published[KEY].view.pids == (child.id.pid,)
 
 
+def test_a_look_from_before_a_birth_does_not_end_a_tree(world: World) -> None:
+    """A sample looked and waits for the driver; then the only process has a child and ends."""
+    root = plant(world)
+    world.begin_look()
+    child = fork(world)
+    world.kill(root.id.pid)
+    world.end_look()
+    assert KEY not in world.gone
+    drain(world)
+    assert world.published[KEY].view.pids == (child.id.pid,)
+
+
 def test_a_tree_without_members_is_gone_and_forgotten(world: World) -> None:
     root = plant(world)
     world.kill(root.id.pid)

@@ -183,6 +183,8 @@ class World:
         """Driver calls under way."""
         self.listings: list[ListMembers] = []
         """Trees that are being looked through."""
+        self.look: tuple[tuple[ContextKey, ObservedProcess], ...] = ()
+        """A sample that has looked the trees through and waits for the driver."""
         self.members: dict[int, ContextKey] = {}
         """Members of trees, known to the node or not."""
         self.accepted: dict[int, Accept] = {}
@@ -209,9 +211,7 @@ class World:
         self.targets[self._pids] = target
         return target
 
-    def app(
-        self, job: str, group: str = "g", *, is_seen: bool = True, is_known: bool = True, **fields: object
-    ) -> App:
+    def app(self, job: str, group: str = "g", *, is_seen: bool = True, is_known: bool = True, **fields: object) -> App:
         """A workload that registers. `is_seen`: the agent sees its process; `is_known`: it says which one it is."""
         number = self.number()
         server = ProcessId(5000 + number, number) if is_seen else None
@@ -261,17 +261,27 @@ class World:
         found = [(self.members[pid], target) for pid, target in self.targets.items() if pid in self.members]
         return [(key, self.observed(one)) for key, one in found if key in keys and owner(one.id) is None]
 
+    def begin_look(self) -> None:
+        """A sample looks the trees through, and then waits for the driver."""
+        self.look = tuple(self.unseen(self.node.registry.trees))
+
+    def end_look(self) -> None:
+        """The driver has answered; much may have happened meanwhile."""
+        found, self.look = self.look, ()
+        if found:
+            self.post(MembersListed(found))
+
     def list_members(self, wanted: ListMembers, *, is_silent: bool = False) -> None:
         """The trees have been looked through, and the driver has answered, unless it `is_silent`."""
         self.listings.remove(wanted)
-        found = self.unseen(wanted.keys)
+        found = self.unseen(self.node.registry.trees)
         for process in wanted.ask:
             target, key = self.targets.get(process.pid), self.node.registry.owner(process)
             if target is not None and key is not None:
                 found.append((key, self.observed(target)))
         if is_silent:
             found = [(key, ObservedProcess(observed.id)) for key, observed in found]
-        self.post(MembersListed(wanted.keys, tuple(found), wanted.operation))
+        self.post(MembersListed(tuple(found), wanted.operation, wanted.emptied))
 
     def post(self, event: Event) -> list[Effect]:
         effects = self.node.handle(event, self.now)
@@ -323,9 +333,8 @@ class World:
             self.answer(call, Gone())
 
     def sample(self) -> None:
-        new = self.unseen(self.node.registry.trees)
-        if new or self.node.has_bare_trees():
-            self.post(MembersListed(frozenset(self.node.registry.trees), tuple(new)))
+        self.begin_look()
+        self.end_look()
         states = {}
         for pid in self.node.pids_to_ask(self.now):
             target = self.targets.get(pid)
@@ -356,6 +365,7 @@ class World:
                 self.hang(call)
         self.calls.clear()
         self.listings.clear()
+        self.look = ()
         if not is_lazy_lost:
             self._flush()
         self._lazy.clear()

@@ -32,6 +32,31 @@ def test_every_kind_of_descendant_is_found_in_the_first_look(family: Family, how
     assert family.find() == set(), "found once"
 
 
+@pytest.mark.parametrize("way", ["ancestry", "cgroup"])
+def test_a_child_whose_parent_ends_in_the_middle_of_a_look_is_found(
+    family: Family, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not there when the look began, and when its parent's turn came, that was gone."""
+    victim = family.start("child")
+    late: list[int] = []
+    facts = proc.facts
+
+    def facts_and_fates(pid: int) -> proc.ProcessFacts | None:
+        if pid == victim and not late:
+            late.append(family.start("daemon"))
+            family.kill(victim)
+        return facts(pid)
+
+    if way == "cgroup":
+        family.tree = replace(family.tree, cgroup=":/tree")
+        listed = {family.root, victim}
+        monkeypatch.setattr(cgroups, "folder_of", lambda *a: Path("/"))
+        monkeypatch.setattr(cgroups, "processes_in", lambda folder: listed | set(late))
+        monkeypatch.setattr(cgroups, "cgroups_of", lambda pid: (":/tree",))
+    monkeypatch.setattr(proc, "facts", facts_and_fates)
+    assert family.find() == set(late)
+
+
 def test_a_member_is_found_until_it_is_known(family: Family) -> None:
     """A sample that has found it, and waits for the driver, must not hide it from a Lock that comes meanwhile."""
     pid = family.start("daemon")
