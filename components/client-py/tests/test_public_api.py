@@ -61,11 +61,19 @@ def test_extra_parameters(path: str, names: str) -> None:
     assert [p.name for p in found if p.kind is p.KEYWORD_ONLY] == names.split()
 
 
-@pytest.mark.parametrize("name", ["acquire", "release", "get_status", "list_groups", "on_accelerators", "close"])
-def test_asyncio_twin_takes_the_same(name: str) -> None:
-    twins = [find(f"{module}.TimeSliceOrchestratorClient") for module in ("timeslice", "timeslice.aio")]
-    first, second = (inspect.signature(getattr(twin, name)).parameters.values() for twin in twins)
-    assert [(p.name, p.kind, p.default) for p in first] == [(p.name, p.kind, p.default) for p in second]
+@pytest.mark.parametrize("client", ["TimeSliceOrchestratorClient", "SnapshotAgentClient"])
+def test_asyncio_twin_has_the_same_methods_and_takes_the_same(client: str) -> None:
+    first, second = (methods(find(f"{module}.{client}")) for module in ("timeslice", "timeslice.aio"))
+    assert len(first) > 6
+    assert first == second
+
+
+def methods(cls: type) -> dict[str, list[tuple[str, object, object]]]:
+    return {
+        name: [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
+        for name, method in inspect.getmembers(cls, inspect.isfunction)
+        if not name.startswith("_")
+    }
 
 
 @pytest.mark.parametrize(("name", "fields"), RESULTS.items())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc._cython import cygrpc
 
 from timeslice._processes import REGISTERED
 

@@ -60,6 +60,10 @@ class SnapshotAgentInterface(ABC):
     def status(self) -> StatusResponse:
         """The node's jobs and accelerators."""
 
+    @abstractmethod
+    def check_health(self, service: str = "") -> HealthResponse:
+        """Whether the agent serves."""
+
 
 class SnapshotAgentClient(SnapshotAgentInterface):
     """Asks one agent. Every failure is a SnapshotAgentError. May be used from several threads."""
