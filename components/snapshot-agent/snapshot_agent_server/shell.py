@@ -297,7 +297,12 @@ class AgentShell:
         is_durable = False
         for effect in effects:
             match effect:
-                case RecordOperation() | RecordProcess():
+                case RecordOperation():
+                    # As it is now, so once is enough where it was accepted and started at once.
+                    records = [record for record in records if not _is_of(record, effect.operation)]
+                    records.append(effect)
+                    is_durable = is_durable or not effect.is_lazy
+                case RecordProcess():
                     records.append(effect)
                     is_durable = is_durable or not effect.is_lazy
                 case RecordFence() | RecordEpoch() | RecordTurn() | RecordTree() | RecordWorkload() | ForgetWorkload():
@@ -539,3 +544,7 @@ def _observed(process: ProcessId, sample: Sample | Abandoned) -> ObservedProcess
         if process.pid in device.processes
     )
     return ObservedProcess(process, sample.states.get(process.pid, DriverState.UNKNOWN), usage)
+
+
+def _is_of(record: Record, operation: Operation) -> bool:
+    return isinstance(record, RecordOperation) and record.operation is operation

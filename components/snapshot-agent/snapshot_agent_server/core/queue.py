@@ -246,7 +246,9 @@ class Queue:
         self._driving(operation).begin(operation, now)
         effects = self._admission.started(operation)
         if operation.is_public:
-            effects.append(RecordOperation(operation))
+            # A restore is on record since it was accepted, and the driver says again where its processes stand: its
+            # start need not be on disk before the driver is called, which the job on its way back would wait for.
+            effects.append(RecordOperation(operation, is_lazy=operation.kind is Kind.RESTORE))
         return True, effects
 
     def _needs_listing(self, operation: Operation) -> bool:

@@ -100,6 +100,8 @@ _TABLES = (
     """create table if not exists workloads (
         job text not null, group_id text not null, record text not null, primary key (job, group_id))""",
     "create table if not exists operations (id text primary key, sequence integer not null, record text not null)",
+    # Each record of an operation asks for the highest sequence, of up to 10,000.
+    "create index if not exists operations_by_sequence on operations (sequence)",
 )
 
 

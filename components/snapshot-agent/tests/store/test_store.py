@@ -142,6 +142,15 @@ async def test_after_a_reboot_processes_are_forgotten_and_operations_gone(tmp_pa
     store.close()
 
 
+def test_the_record_of_an_operation_does_not_walk_through_all_others(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    sql, values = to_statement(RecordOperation(Operation(OperationId("o"), Kind.LOCK, (KEY,), 1.0, 2.0)))
+    plan = [str(row[3]) for row in store._db.execute("explain query plan " + sql, values)]
+    assert plan
+    assert not [line for line in plan if line.startswith("SCAN operations") and "INDEX" not in line]
+    store.close()
+
+
 def test_a_second_agent_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
     store = Store(tmp_path)
     code = "import sys, pathlib; from snapshot_agent_server.store.sqlite import Store; Store(pathlib.Path(sys.argv[1]))"
