@@ -14,6 +14,7 @@ import pytest
 
 from calls import SWITCHING, Caller, waiting
 from machine import DeviceProcess, Machine
+from timeslice_orchestrator.v1alpha1.orchestrator_pb2 import SnapshotAgentJobState
 
 MIB = 1 << 20
 NODES = ("n0", "n1", "n2")
@@ -87,3 +88,23 @@ def test_row_45_no_job_runs_on_some_nodes_only(tmp_path: Path, outcome: str) -> 
         assert {node: p.call("digest", "weights") for node, p in processes.items()} == {
             n: written[n] for n in processes
         }
+
+
+def test_job_that_yields_before_the_agents_have_seen_its_memory_is_locked_everywhere_and_saved(tmp_path: Path) -> None:
+    flags = ("--sample-interval-ms", "60000")  # no agent looks by itself
+    nodes = {node: {"g": "0"} for node in NODES}
+    with Machine(tmp_path, nodes=nodes, agent_flags=flags) as machine:
+        a = machine.client("a")
+        a.acquire(timeout_sec=20)
+        processes = {node: machine.process("a", node=node) for node in NODES}
+        written = {node: process.call("alloc", "weights", 20 * MIB, 1) for node, process in processes.items()}
+        b = machine.client("b")
+        next_one = Caller(b.acquire, timeout_sec=30)
+        machine.wait_for(waiting("b"))
+        a.release()
+        assert next_one.wait().success
+        saved = {s.agent: s.job_state for s in machine.status().agent_job_states if s.job_id == "a"}
+        assert saved == dict.fromkeys(NODES, SnapshotAgentJobState.STATE_SAVED)
+        b.release()
+        assert a.acquire(timeout_sec=30).context_restored
+        assert {node: process.call("digest", "weights") for node, process in processes.items()} == written

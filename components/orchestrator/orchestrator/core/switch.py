@@ -15,7 +15,7 @@ from orchestrator.core.nodes import Node
 from orchestrator.core.operations import End, OperationKind, Outcome
 from orchestrator.core.site import Site, Trouble
 from orchestrator.core.switch_steps import Bring, Lock, Save, Step, Wait, barrier_steps, forward_steps, repair_steps
-from orchestrator.core.types import ContextState, JobId, NodeId, OnUnsaveable, Token
+from orchestrator.core.types import ContextState, ContextView, JobId, NodeId, OnUnsaveable, Token
 
 KILL_AGAIN_S = 10.0
 
@@ -56,8 +56,10 @@ class Switch:
         self._restore_error = ""
         self._is_crowded = False
         self._kill_again_s: dict[NodeId, float] = {}
-        self._seen: set[tuple[NodeId, JobId]] = set()
+        self.seen: set[tuple[NodeId, JobId]] = set()
         """Contexts that an agent has looked at since this switch began."""
+        self._locked_idle: set[tuple[NodeId, JobId]] = set()
+        """Contexts that were locked in this switch: if one of them still shows as idle, its lock holds all the same."""
 
     def intend(self, token: Token) -> None:
         """Go on under this token, once that is recorded."""
@@ -94,7 +96,9 @@ class Switch:
         if outcome.end is End.DONE and operation.kind is OperationKind.RESTORE and operation.job == self.target:
             self.has_restored = True
         if operation.kind is OperationKind.SNAPSHOT and outcome.end in (End.DONE, End.FAILED, End.GONE):
-            self._seen.add((operation.node, operation.job))
+            self.seen.add((operation.node, operation.job))
+        if operation.kind is OperationKind.LOCK and outcome.end is End.DONE:
+            self._locked_idle.add((operation.node, operation.job))
         if outcome.end not in (End.FAILED, End.INDETERMINATE):
             return
         site.retry_later((operation.node, operation.job, operation.kind), now)
@@ -144,7 +148,7 @@ class Switch:
             staying = unsaveable | site.staying_on(node, self.target, is_crowded=self._is_crowded)
             unsaved = {job: view for job, view in node.unsaved(site.group).items() if job in moving}
             own = node.context(site.group, self.target) if self.target is not None else None
-            steps = forward_steps(unsaved, self.target, own, staying, site.unseen_on(node, self._seen))
+            steps = forward_steps(unsaved, self.target, own, staying, site.unseen_on(node, self.seen))
             self._perform(node, steps, now)
             if steps or not node.is_connected or site.operations.on(node.id):
                 is_ready = False
@@ -233,19 +237,25 @@ class Switch:
             job
             for job in leaving
             if job in unsaveable
-            or sum(view.state in (ContextState.RUNNING, ContextState.TRANSITIONING)
-                   for _, view in site.contexts_of(job)) > 1
+            or sum(self._may_be_on_device(node, view) for node, view in site.contexts_of(job)) > 1
         }
         if not spread:
             return True
         has_passed = True
         for node in site.nodes:
-            steps = barrier_steps(node.contexts(site.group), sorted(spread))
+            unlooked = site.unseen_on(node, self.seen | self._locked_idle)
+            steps = barrier_steps(node.contexts(site.group), sorted(spread), unlooked)
             locks = [step for step in steps if isinstance(step, Lock)]
             if locks:
                 has_passed = False
                 self._perform(node, locks, now)
         return has_passed
+
+    def _may_be_on_device(self, node: Node, view: ContextView) -> bool:
+        """Tell whether a context has, or may have without an agent's having seen it, something on the device."""
+        if view.state is ContextState.IDLE:
+            return view.job in self._site.unseen_on(node, self.seen)
+        return view.state in (ContextState.RUNNING, ContextState.TRANSITIONING)
 
     # ------------------------------------------------------------ repair
 

@@ -40,8 +40,13 @@ class Wait:
 Step = Lock | Save | Bring | Wait
 
 
-def barrier_steps(contexts: Mapping[JobId, ContextView], jobs: Collection[JobId]) -> list[Step]:
-    """Return what is left to do until none of `jobs` can touch this node's accelerators."""
+def barrier_steps(
+    contexts: Mapping[JobId, ContextView], jobs: Collection[JobId], unseen: Collection[JobId] = ()
+) -> list[Step]:
+    """Return what is left to do until none of `jobs` can touch this node's accelerators.
+
+    `unseen` jobs may use them although they are said to have nothing there: a lock makes the agent look.
+    """
     steps: list[Step] = []
     for job in jobs:
         context = contexts.get(job)
@@ -50,6 +55,8 @@ def barrier_steps(contexts: Mapping[JobId, ContextView], jobs: Collection[JobId]
         if context.state is ContextState.TRANSITIONING:
             steps.append(Wait(job))
         elif context.state is ContextState.RUNNING and not context.locked:
+            steps.append(Lock(job))
+        elif context.state is ContextState.IDLE and job in unseen:
             steps.append(Lock(job))
     return steps
 

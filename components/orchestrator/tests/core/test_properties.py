@@ -92,6 +92,7 @@ class HostileWorld(RuleBasedStateMachine):
         self.world = World(nodes, [f"g{index}" for index in range(1, groups + 1)], on_unsaveable=policy)
         self.world.on_grant = self.granted
         self.world.on_loss = self.lost
+        self.world.on_save = self.saved
         for client in CLIENTS:
             self.open_session(client)
         if warm:
@@ -545,6 +546,21 @@ class HostileWorld(RuleBasedStateMachine):
         group = next(group for group in self.w.core.groups() if group.id == notice.lease.group)
         current = group.holding.lease if group.holding is not None else None
         assert current is None or current.token > notice.lease.token, "told of a loss, and the lease stands"
+
+    def saved(self, effect: fx.StartSnapshot) -> None:
+        """A save is asked for: wherever else the job may be on the device, as far as can be known, it is locked."""
+        group = next(group for group in self.w.core.groups() if group.id == effect.group)
+        for node in group.site.nodes:
+            context = self.w.agents[node.id].contexts.get((effect.job, effect.group))
+            view = node.context(group.id, effect.job)
+            if node.id == effect.node or not node.is_connected or context is None or view is None:
+                continue
+            is_noticed = view.state is ContextState.RUNNING and not view.locked
+            seen = group.switch.seen if group.switch is not None else ()
+            is_suspect = view.state is ContextState.IDLE and effect.job in group.site.unseen_on(node, seen)
+            assert not context.is_free() or not (is_noticed or is_suspect), (
+                f"{effect.job} is to be saved on {effect.node} and runs on {node.id}: {self.story(str(group.id))}"
+            )
 
     @invariant()
     def who_was_told_that_it_holds_does_hold(self) -> None:

@@ -220,6 +220,7 @@ class Agent:
             return ev.AgentCallFailed(self.node, effect.operation, AgentErrorKind.STALE, "stale")
         if context is None:
             return ev.AgentCallFailed(self.node, effect.operation, AgentErrorKind.GONE, "no such context")
+        self.sample(context)  # who is to be locked is asked first whether it uses the device by now
         if context.state is ContextState.IDLE:
             return ev.Locked(self.node, effect.operation)
         if context.state is not ContextState.RUNNING or context.is_unlockable:
@@ -451,6 +452,7 @@ class World:
         self.cancelled: set[CallId] = set()
         self.open_calls: set[CallId] = set()
         self.on_grant: Callable[[CallId, Lease], None] | None = None
+        self.on_save: Callable[[fx.StartSnapshot], None] | None = None
         self.on_loss: Callable[[fx.NotifyLeaseLost], None] | None = None
         self.last_call = CallId(0)
         self.core: Orchestrator
@@ -513,6 +515,8 @@ class World:
         self.post(channel, lambda: self.handle(event))
 
     def perform(self, effect: fx.Effect) -> None:
+        if isinstance(effect, fx.StartSnapshot) and self.on_save is not None:
+            self.on_save(effect)
         if isinstance(effect, fx.ReplyAcquired | fx.ReplyQueued | fx.Refuse):
             self.open_calls.discard(effect.call)
         match effect:
