@@ -54,9 +54,9 @@ def barrier_steps(
             continue
         if context.state is ContextState.TRANSITIONING:
             steps.append(Wait(job))
-        elif context.state is ContextState.RUNNING and not context.locked:
-            steps.append(Lock(job))
-        elif context.state is ContextState.IDLE and job in unseen:
+        elif (context.state is ContextState.RUNNING and not context.locked) or (
+            context.state is ContextState.IDLE and job in unseen
+        ):
             steps.append(Lock(job))
     return steps
 
