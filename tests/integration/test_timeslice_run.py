@@ -173,6 +173,15 @@ def test_two_trees_that_do_not_fit_together_take_turns_and_keep_their_contents(
     assert all(("cgroup" if has_cgroup else "ancestry") in run.errors[0] for run in runs)
 
 
+def test_command_finds_its_groups_gpu_as_the_first(tmp_path: Path, runs: list[Run]) -> None:
+    with Machine(tmp_path, nodes={"n0": {"h": "0", "g": "1"}}, gpus="2x32MiB") as machine:
+        run = Run(machine, "a", [], *tree("held", 4, 1, 2))
+        runs.append(run)
+        assert run.end() == 0, run.errors
+        journal = machine.nodes["n0"].journal()
+        assert {record["device"] for record in journal if record["kind"] in WORK} == {1}
+
+
 def test_two_commands_that_hold_the_group_run_one_after_the_other(
     machine: Machine, runs: list[Run], has_cgroup: bool
 ) -> None:

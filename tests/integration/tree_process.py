@@ -56,8 +56,8 @@ class Worker:
 
 
 def kept_environment(is_orphan: bool) -> dict[str, str]:
-    """What a process needs to find the mock; the orphan drops all the rest, the tree's marker too."""
-    needed = ("LD_LIBRARY_PATH", "PYTHONPATH", "TIMESLICE_GPU_MOCK", "TIMESLICE_GPU_MOCK_DIR")
+    """What a process needs to find its GPU on the mock; the orphan drops all the rest, the tree's marker too."""
+    needed = ("LD_LIBRARY_PATH", "PYTHONPATH", "TIMESLICE_GPU_MOCK", "TIMESLICE_GPU_MOCK_DIR", "CUDA_VISIBLE_DEVICES")
     kept = " ".join(f"{name}={os.environ[name]}" for name in needed if name in os.environ)
     return {**os.environ, "KEPT": kept} if is_orphan else dict(os.environ)
 

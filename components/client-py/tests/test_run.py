@@ -231,10 +231,25 @@ def test_command_killed_by_a_signal_gives_128_more(run, orchestrator):
     assert orchestrator.holder("trainers") is None
 
 
-def test_command_that_is_not_there_is_127_as_in_a_shell(run, orchestrator):
-    command = run("--", "no-such-command-here")
+@pytest.mark.parametrize("word", ["no-such-command-here", "/no/such/command"])
+def test_command_that_is_not_there_is_127_as_in_a_shell_without_waiting(run, orchestrator, word):
+    command = run("--", word)
     assert command.end() == 127
-    assert command.errors == ["timeslice run: cannot run no-such-command-here: No such file or directory"]
+    assert command.errors == [f"timeslice run: cannot run {word}: there is no such program"]
+    assert orchestrator.seen("Acquire") == []
+
+
+def test_command_that_goes_while_it_waits_is_127_too(run, orchestrator, tmp_path):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    orchestrator.hold("trainers", "b")
+    command = run("--", str(program))
+    orchestrator.wait_until(lambda: orchestrator.groups["trainers"].waiting)
+    program.unlink()
+    orchestrator.free("trainers")
+    assert command.end() == 127
+    assert command.errors[-1] == f"timeslice run: cannot run {program}: No such file or directory"
     assert orchestrator.holder("trainers") is None
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from timeslice._processes import start_time
 from timeslice.cli import run_cgroup
 from timeslice.cli.run_cgroup import Cgroup, make_cgroup
+from timeslice.cli.run_devices import visible_devices
 from timeslice.cli.run_plan import default_job_id, plan
 from timeslice.cli.run_waiting import waiting_lines
 
@@ -69,6 +71,33 @@ def test_row_43_watchdog_gets_a_limit_unless_the_user_set_one(env, heartbeat, no
     made = planned(env)
     assert made.env.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") == heartbeat
     assert any(note in line for line in made.notes)
+
+
+# GPUs.
+
+
+def gpus(*groups: str) -> list[pb2.AcceleratorStatus]:
+    return [pb2.AcceleratorStatus(id=f"GPU-{i}", groups=[group]) for i, group in enumerate(groups)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "env", "given"),
+    [
+        (("a", "g"), {}, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        (("g", "a", "g"), {}, {"CUDA_VISIBLE_DEVICES": "0,2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        (("a", "g"), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {"CUDA_VISIBLE_DEVICES": "GPU-1"}),
+        (("a", "g"), {"CUDA_VISIBLE_DEVICES": ""}, {}),
+        (("g", "g"), {}, {}),
+        (("a", "b"), {}, {}),
+    ],
+)
+def test_command_sees_the_gpus_of_its_group_only(groups, env, given):
+    assert visible_devices(gpus(*groups), "g", env)[0] == given
+
+
+def test_gpus_that_the_user_chose_stay_and_are_told_beside_the_groups():
+    _, [note] = visible_devices(gpus("a", "g"), "g", {"CUDA_VISIBLE_DEVICES": "0"})
+    assert note == "CUDA_VISIBLE_DEVICES=0 stays; the group's GPUs are 1"
 
 
 # Cgroups.

@@ -11,9 +11,10 @@ from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb2
 from timeslice._processes import REGISTERED, identify, node_name
 from timeslice.cli.errors import CommandError
 from timeslice.cli.run_cgroup import Cgroup, make_cgroup
+from timeslice.cli.run_devices import visible_devices
 from timeslice.cli.run_plan import RunPlan
-from timeslice.cli.run_process import CommandProcess, Interrupted, NotPlaced
-from timeslice.cli.run_registration import TreeRegistration
+from timeslice.cli.run_process import CommandProcess, Interrupted, NotPlaced, check_command
+from timeslice.cli.run_registration import TreeRegistration, ask_accelerators
 from timeslice.cli.run_waiting import Progress
 from timeslice.orchestrator.client import TimeSliceOrchestratorClient
 from timeslice.orchestrator.exceptions import OrchestratorError, OrchestratorLeaseLostError
@@ -57,19 +58,22 @@ def say(text: str) -> None:
 
 def _start(plan: RunPlan) -> tuple[CommandProcess, Cgroup | None]:
     """The process that will be the command, in a cgroup of its own where that can be."""
+    check_command(plan.words[0], plan.env)
+    devices, notes = visible_devices(ask_accelerators(plan.agent), plan.group, plan.env)
+    env = {**plan.env, **devices}
     cgroup = make_cgroup(os.getpid())
     if cgroup is not None:
         try:
-            process = CommandProcess(plan.words, plan.env, cgroup)
+            process = CommandProcess(plan.words, env, cgroup)
         except NotPlaced:
             cgroup.remove()
             cgroup = None
     if cgroup is None:
-        process = CommandProcess(plan.words, plan.env, None)
+        process = CommandProcess(plan.words, env, None)
     if plan.verbose:
         how = f"cgroup {cgroup.folder}" if cgroup is not None else "ancestry, and TIMESLICE_TREE in the environment"
         say(f"job {plan.job}, group {plan.group}; its processes are known by {how}")
-        for note in plan.notes:
+        for note in [*notes, *plan.notes]:
             say(note)
     return process, cgroup
 

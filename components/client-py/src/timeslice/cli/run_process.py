@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -40,6 +41,17 @@ class Interrupted(BaseException):
 
 class NotPlaced(Exception):
     """The process could not enter its cgroup."""
+
+
+def check_command(word: str, env: Mapping[str, str]) -> None:
+    """Say at once what would only be found after the waiting.
+
+    Raises:
+        CommandError: there is no such program.
+    """
+    is_there = Path(word).exists() if "/" in word else shutil.which(word, path=env.get("PATH"))
+    if not is_there:
+        raise CommandError(f"cannot run {word}: there is no such program", NOT_FOUND)
 
 
 class CommandProcess:

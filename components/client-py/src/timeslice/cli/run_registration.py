@@ -23,6 +23,25 @@ PAUSE_S = 1.0
 REGISTERED_KEY = "timeslice-registered"
 
 
+def ask_accelerators(agent: str) -> list[pb2.AcceleratorStatus]:
+    """All that the agent of this node has, in NVML's order.
+
+    Raises:
+        CommandError: it does not answer; the text says what to do.
+    """
+    deadline = time.monotonic() + CONNECT_S
+    with open_channel(agent, []) as channel:
+        stub: Any = pb2_grpc.SnapshotAgentServiceStub(channel)  # type: ignore[no-untyped-call]
+        while True:
+            try:
+                return list(stub.Status(pb2.StatusRequest(), timeout=ANSWER_S).accelerator_statuses)
+            except grpc.RpcError as err:
+                status = status_of(err)
+                if status.code not in REPEATED or time.monotonic() > deadline:
+                    raise CommandError(_why(status.code, status.details, agent)) from err
+                time.sleep(0.05)
+
+
 class TreeRegistration:
     """A tree as a context. What the agent knows it keeps when this is closed."""
 
