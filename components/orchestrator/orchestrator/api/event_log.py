@@ -25,13 +25,25 @@ class Watcher:
         return self.groups is None or group in self.groups
 
 
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One event of the log: a message only when somebody wants to read it, which most of the time nobody does."""
+
+    published: Publish
+    sequence: int
+    wall_s: float
+
+    def message(self) -> pb.GroupEvent:
+        return wire.group_event(self.published, self.sequence, self.wall_s)
+
+
 class EventLog:
     """The last events. An event sent live carries the group's status; one from memory only the group's id."""
 
     def __init__(
         self, epoch: Epoch, size: int, status: Callable[[GroupId], pb.GroupStatus | None], clock: wire.Clock
     ) -> None:
-        self._events: deque[pb.GroupEvent] = deque(maxlen=size)
+        self._events: deque[Happened] = deque(maxlen=size)
         self._status = status
         self._clock = clock
         self._watchers: set[Watcher] = set()
@@ -40,12 +52,11 @@ class EventLog:
     def append(self, published: Publish) -> None:
         """Remember an event, and tell it to those who follow its group. The status is computed only for them."""
         self.last_sequence += 1
-        event = wire.group_event(published, self.last_sequence, self._clock)
+        event = Happened(published, self.last_sequence, self._clock.wall())
         self._events.append(event)
         followers = [watcher for watcher in self._watchers if watcher.follows(published.group)]
         if followers:
-            live = pb.GroupEvent()
-            live.CopyFrom(event)
+            live = event.message()
             status = self._status(published.group)
             if status is not None:
                 live.group.CopyFrom(status)
@@ -54,7 +65,10 @@ class EventLog:
 
     def since(self, sequence: int, groups: Collection[str]) -> list[pb.GroupEvent]:
         """What is remembered of these groups (none named: all) after this event."""
-        return [e for e in self._events if e.sequence > sequence and (not groups or e.group.group_id in groups)]
+        return [
+            event.message()
+            for event in self._events
+            if event.sequence > sequence and (not groups or event.published.group in groups)]
 
     def follow(self, groups: Collection[str], limit: int) -> Watcher:
         """Everything from now on, until `leave`."""

@@ -67,10 +67,13 @@ class Clock:
 
     def timestamp(self, at_s: float | None = None) -> Timestamp:
         """A moment on the monotonic clock (None: now) as wall time."""
-        wall = self.wall() + (0.0 if at_s is None else at_s - self.now())
-        stamp = Timestamp()
-        stamp.FromNanoseconds(int(wall * 1e9))
-        return stamp
+        return _timestamp(self.wall() + (0.0 if at_s is None else at_s - self.now()))
+
+
+def _timestamp(wall_s: float) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromNanoseconds(int(wall_s * 1e9))
+    return stamp
 
 
 # Requests.
@@ -214,10 +217,10 @@ def agent_job_state(seen: NodeContextView) -> pb.SnapshotAgentJobState:
     )
 
 
-def group_event(published: Publish, sequence: int, clock: Clock) -> pb.GroupEvent:
-    """An event of the log, without the group's status."""
+def group_event(published: Publish, sequence: int, wall_s: float) -> pb.GroupEvent:
+    """An event of the log, without the group's status; `wall_s`: when it happened, for people."""
     return pb.GroupEvent(
-        time=clock.timestamp(),
+        time=_timestamp(wall_s),
         group=pb.GroupStatus(group_id=published.group),
         kind=published.kind,
         job_id=published.job or "",
