@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 
+import timeslice_benchmarks.as_servers_do  # noqa: F401  # before grpc
 from orchestrator.agents.fake import Behaviour, FakeAgent
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 

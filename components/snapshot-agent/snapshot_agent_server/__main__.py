@@ -3,10 +3,17 @@
 import os
 import sys
 
-# Read when grpc is imported. Its own lines on stderr would hide the one line that says what to do.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+from snapshot_agent_server import grpc_polling
 
-from snapshot_agent_server.main import main
+
+def main() -> int:
+    """The command line, with gRPC's own lines off: they would hide the one line that says what to do."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is imported, as is the other
+    grpc_polling.choose(os.environ)
+    from snapshot_agent_server.main import main as serve
+
+    return serve()
+
 
 if __name__ == "__main__":
     sys.exit(main())
