@@ -39,6 +39,9 @@ class Standing:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._present: dict[Sign, str] = {}
+        self._unreachable: set[NodeId] = set()
+        self.mismatch: str | None = None
+        """How the configured accelerators differ from what the agents say; None: not at all."""
 
     def update(self, present: dict[Sign, str]) -> None:
         """Tell what is new and what is over; `present` gives each its words."""
@@ -52,6 +55,33 @@ class Standing:
                 self._site.publish(TOLD[sign.kind][1], sign.job, sign.node, detail=sign.subject)
         self._present = present
 
+    def tell_silence(self, now: float) -> None:
+        """Say once that a node has become unreachable: status shows it, and whoever watches should not have to ask."""
+        silent = {node.id for node in self._site.nodes if self._site.silence_since(node, now) is not None}
+        for node in sorted(silent - self._unreachable):
+            self._site.publish("node_unreachable", node=node)
+        for node in sorted(self._unreachable - silent):
+            self._site.publish("node_reachable", node=node)
+        self._unreachable = silent
+
+    def watch_unheard_nodes(self, now: float) -> None:
+        """A node that was never heard becomes unreachable, too."""
+        for node in self._site.nodes:
+            due_s = node.since_s + self._site.settings.unreachable_after_s
+            if not node.is_connected and due_s > now:
+                self._site.look_at(due_s, f"silence/{node.id}")
+
+    def compare_accelerators(self) -> None:
+        """Note how the configured accelerators differ from what the agents say, once all have said it."""
+        site = self._site
+        configured = {f"{node}/{accelerator}" for node, accelerator in site.config.accelerators}
+        told = site.accelerators()
+        self.mismatch = None
+        if configured and site.is_known and configured != set(told):
+            self.mismatch = (
+                f"configured are {', '.join(sorted(configured))}; the agents say {', '.join(told) or 'none'}"
+            )
+
 
 def standing(group: Group, sessions: Sessions, now: float) -> dict[Sign, str]:
     """Return the conditions that nothing else tells of. Called after every event of the group, so it does not look at
@@ -59,8 +89,8 @@ def standing(group: Group, sessions: Sessions, now: float) -> dict[Sign, str]:
     present: dict[Sign, str] = {}
     if group.overlap is not None:
         present[Sign(ConditionKind.OVERLAP)] = group.overlap
-    if group.mismatch is not None:
-        present[Sign(ConditionKind.MISCONFIGURED)] = group.mismatch
+    if group.standing.mismatch is not None:
+        present[Sign(ConditionKind.MISCONFIGURED)] = group.standing.mismatch
     if group.ledger.failure is not None:
         present[Sign(ConditionKind.STORE_UNAVAILABLE)] = group.ledger.failure
     for node, job in group.site.unexplained:
@@ -126,8 +156,8 @@ def conditions(group: Group, sessions: Sessions, now: float) -> tuple[Condition,
         if holding is not None and starved_s is not None:
             found.append(Condition(ConditionKind.STARVED, f"session {session!r} is not renewed", starved_s,
                                    (holding.lease.job,), "The client's threads get no time; its lease stands."))
-    if group.mismatch is not None:
-        found.append(Condition(ConditionKind.MISCONFIGURED, group.mismatch, group.first_seen_s, (),
+    if group.standing.mismatch is not None:
+        found.append(Condition(ConditionKind.MISCONFIGURED, group.standing.mismatch, group.first_seen_s, (),
                                "Correct --agent here or --group at the agent."))
     return tuple(found)
 

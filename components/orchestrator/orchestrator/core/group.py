@@ -11,10 +11,11 @@ from orchestrator.core.common import Common
 from orchestrator.core.conditions import Standing, standing
 from orchestrator.core.effects import Refuse, StepDown
 from orchestrator.core.events import AcquireRequested, YieldRequested
+from orchestrator.core.faults import Faults
 from orchestrator.core.holding import Holding
+from orchestrator.core.intruders import Intruders
 from orchestrator.core.leases import Leases
 from orchestrator.core.ledger import Ledger
-from orchestrator.core.nodes import is_unexplained
 from orchestrator.core.operations import End, OperationKind, Operations, Outcome
 from orchestrator.core.site import Site, Trouble
 from orchestrator.core.switch import Phase, Switch
@@ -22,9 +23,7 @@ from orchestrator.core.switch_steps import forward_steps
 from orchestrator.core.timers import Timer
 from orchestrator.core.types import (
     NO_TOKEN,
-    AgentErrorKind,
     CallId,
-    ContextState,
     EndedLease,
     Ending,
     GroupConfig,
@@ -67,19 +66,15 @@ class Group:
         self.waiting = Waiting(common, self.site)
         self.leases = Leases(common, self.site, self.waiting, self.ledger, now)
         self.switch: Switch | None = None
-        self.intruders: dict[JobId, float] = {}
-        """Who was found on the device without the lease, and since when."""
+        self.faults = Faults(self.site, self.leases, self.waiting, self.ledger)
+        self._intruders = Intruders(self.site, self.leases)
         self.overlap: str | None = None
         """Why the group is not served; None: it is."""
-        self.mismatch: str | None = None
-        """How the configured accelerators differ from what the agents say; None: not at all."""
         self.first_seen_s = now
         self.switched_s = now
         """When a switch last began or ended."""
-        self._intruder_locks: set[OperationId] = set()
-        self._unreachable: set[NodeId] = set()
-        self._standing = Standing(self.site)
-        self._watch_unheard_nodes(now)
+        self.standing = Standing(self.site)
+        self.standing.watch_unheard_nodes(now)
         if record is not None:
             self._take_over(record, now)
 
@@ -92,6 +87,11 @@ class Group:
     def holding(self) -> Holding | None:
         """The current lease; None: there is none."""
         return self.leases.holding
+
+    @property
+    def intruders(self) -> dict[JobId, float]:
+        """Who was found on the device without the lease, and since when; not to be changed."""
+        return self._intruders.since
 
     @property
     def is_waiting_for_room(self) -> bool:
@@ -163,26 +163,8 @@ class Group:
         """Take over changed policies and nodes; what is under way on a node that is no longer named runs out."""
         self.site.config = config
         self.site.nodes = [self._common.nodes[node] for node in config.nodes]
-        self._watch_unheard_nodes(now)
-        self.compare_accelerators()
-
-    def compare_accelerators(self) -> None:
-        """Note how the configured accelerators differ from what the agents say, once all have said it."""
-        site = self.site
-        configured = {f"{node}/{accelerator}" for node, accelerator in site.config.accelerators}
-        told = site.accelerators()
-        self.mismatch = None
-        if configured and site.is_known and configured != set(told):
-            self.mismatch = (
-                f"configured are {', '.join(sorted(configured))}; the agents say {', '.join(told) or 'none'}"
-            )
-
-    def _watch_unheard_nodes(self, now: float) -> None:
-        """A node that was never heard becomes unreachable, too."""
-        for node in self.site.nodes:
-            due_s = node.since_s + self._common.settings.unreachable_after_s
-            if not node.is_connected and due_s > now:
-                self.site.look_at(due_s, f"silence/{node.id}")
+        self.standing.watch_unheard_nodes(now)
+        self.standing.compare_accelerators()
 
     # ------------------------------------------------------------ agents and time
 
@@ -215,10 +197,8 @@ class Group:
             site.succeeded(call)
         if outcome.end is End.LOST and operation.after is not None and site.operations.is_under_way(operation.after):
             site.retry_later(call, now)  # what it was to follow is in doubt, and so would the next one be
-        if operation.id in self._intruder_locks:
-            self._intruder_locks.discard(operation.id)  # no try of the switch: that one counts its own
-            if outcome.end is End.FAILED:
-                site.retry_later(call, now)
+        if self._intruders.took(outcome, now):
+            pass
         elif self.switch is not None:
             self.switch.note(outcome, now)
         elif outcome.end in (End.FAILED, End.INDETERMINATE):
@@ -226,17 +206,6 @@ class Group:
             if operation.kind is OperationKind.SNAPSHOT:
                 trouble = site.troubles.setdefault(operation.job, Trouble())
                 trouble.failed(f"node {operation.node}: {outcome.error}", cannot_lock=False)
-
-    def kill_failed(self, operation: OperationId, kind: AgentErrorKind, error: str, now: float) -> bool:
-        """A call did not succeed; tell whether it was a kill. Who is still there is shown until it is gone."""
-        killed = self.site.operations.take_kill(operation)
-        if killed is not None and kind is not AgentErrorKind.GONE:
-            node, job = killed
-            since_s, before = self.site.kill_failures.get(killed, (now, ""))
-            self.site.kill_failures[killed] = (since_s, error)
-            if error != before:
-                self.site.publish("kill_failed", job, node, detail=error)
-        return killed is not None
 
     def raise_token(self, token: Token, now: float) -> None:
         """An agent has seen this token: ours start above it."""
@@ -268,30 +237,21 @@ class Group:
 
     def settle(self, now: float) -> None:
         """Take every decision that can be taken now, then send the record if it changed."""
-        self._look_for_faults()
+        self.faults.look()
         for _ in range(32):
             if not self._step(now):
                 break
         else:
             raise AssertionError(f"group {self.id!r} does not come to rest")
-        self._lock_intruders(now)
-        self._tell_silence(now)
-        self._standing.update(standing(self, self._common.sessions, now))
+        self._intruders.lock(now)
+        self.standing.tell_silence(now)
+        self.standing.update(standing(self, self._common.sessions, now))
         self.ledger.flush(self.record, now)
-
-    def _tell_silence(self, now: float) -> None:
-        """Say once that a node has become unreachable: status shows it, and whoever watches should not have to ask."""
-        silent = {node.id for node in self.site.nodes if self.site.silence_since(node, now) is not None}
-        for node in sorted(silent - self._unreachable):
-            self.site.publish("node_unreachable", node=node)
-        for node in sorted(self._unreachable - silent):
-            self.site.publish("node_reachable", node=node)
-        self._unreachable = silent
 
     def _step(self, now: float) -> bool:
         """Take one decision; tell whether another may follow from it."""
         if self.site.new_faults:
-            self._act_on_faults(now)
+            self.faults.act(now)
             return True
         if self.holding is not None:
             return self.leases.place(now)
@@ -339,7 +299,7 @@ class Group:
         )
 
     def _grant(self, job: JobId, token: Token, *, has_restored: bool, now: float) -> None:
-        self.intruders.pop(job, None)
+        self._intruders.since.pop(job, None)
         self.leases.grant(job, token, has_restored=has_restored, now=now)
 
     def _begin_switch(self, target: JobId | None, now: float) -> None:
@@ -409,57 +369,6 @@ class Group:
         self._end_switch(now)
         self._grant(job, self._next_token(), has_restored=False, now=now)
         return True
-
-    # ------------------------------------------------------------ faults and intruders
-
-    def _look_for_faults(self) -> None:
-        site = self.site
-        for job in list(site.faults):
-            if job not in site.new_faults and site.is_known and not any(site.contexts_of(job)):
-                del site.faults[job]  # its processes are gone: the next ones start without it
-                self.ledger.changed()
-                site.publish("fault_cleared", job)
-        unexplained = set()
-        for node in site.nodes:
-            for job, context in node.unsaved(self.id).items():
-                if context.state is ContextState.FAULTED and job not in site.faults:
-                    reason = context.reason or "its context is in the driver's FAILED state"
-                    site.fault(job, f"node {node.id}: {reason}")
-                elif context.state is ContextState.TRANSITIONING and is_unexplained(context):
-                    unexplained.add((node.id, job))
-        site.unexplained = unexplained
-        for killed in list(site.kill_failures):
-            if not site.is_on_device(*killed):
-                del site.kill_failures[killed]
-
-    def _act_on_faults(self, now: float) -> None:
-        """End the lease of a faulted job, refuse its waiters, repair it no further."""
-        self.ledger.changed()
-        for job in self.site.new_faults:
-            reason = self.site.faults.get(job, "")
-            trouble = self.site.troubles.get(job)
-            if trouble is not None:
-                trouble.is_repairing = False
-            if self.leases.holder == job:
-                self.leases.end(Ending.FAULTED, reason, now)
-            self.waiting.drop_job(job, texts.job_faulted(job, self.id, reason))
-        self.site.new_faults.clear()
-
-    def _lock_intruders(self, now: float) -> None:
-        """Lock whoever is on the device, unlocked, without the lease and without having been the last to have it."""
-        site = self.site
-        allowed = self.leases.holder or site.resident
-        for node in site.nodes:
-            for job, context in node.unsaved(self.id).items():
-                if job == allowed or context.state is not ContextState.RUNNING or context.locked:
-                    continue
-                if job not in self.intruders:
-                    self.intruders[job] = now
-                    site.publish("intruded", job, node.id)
-                if site.can_call(node, job, OperationKind.LOCK, now):
-                    self._intruder_locks.add(site.operations.lock(node.id, job, site.token, now).id)
-        for job in [job for job in self.intruders if not site.has(job, ContextState.RUNNING)]:
-            del self.intruders[job]
 
     # ------------------------------------------------------------ records
 

@@ -45,6 +45,7 @@ from orchestrator.core.events import (
     Woken,
     YieldRequested,
 )
+from orchestrator.core.evictions import carry_out
 from orchestrator.core.group import Group
 from orchestrator.core.identifiers import Identifiers
 from orchestrator.core.invariants import check_group
@@ -295,54 +296,15 @@ class Orchestrator:
         if group is None:
             self._out.append(Refuse(event.call, texts.unknown_group(event.group)))
             return
-        answer = self._carry_out(event, group, now)
+        if event.action is EvictAction.FORGET_NODE:
+            answer = self._forget_node(event.node, now)
+        else:
+            answer = carry_out(event.action, event, group, now)
         if isinstance(answer, Refusal):
             self._out.append(Refuse(event.call, answer))
         else:
             self._out.append(ReplyEvicted(event.call, tuple(answer)))
         self._touch(group.id)
-
-    def _carry_out(self, event: EvictRequested, group: Group, now: float) -> list[str] | Refusal:
-        match event.action:
-            case EvictAction.END_LEASE:
-                holding = group.holding
-                if holding is None or (event.job is not None and holding.lease.job != event.job):
-                    return texts.nothing_to_evict(group.id, f"no lease of job {event.job or ''!r}")
-                group.evict(event.reason, now)
-                return [f"lease {holding.lease.token} of job {holding.lease.job!r} ended"]
-            case EvictAction.DROP_WAITER:
-                waiters = [
-                    waiter
-                    for waiter in group.queue
-                    if (event.request is None or waiter.request == event.request)
-                    and (event.job is None or waiter.job == event.job)
-                ]
-                if not waiters or (event.request is None and event.job is None):
-                    return texts.nothing_to_evict(group.id, f"no waiter {event.request or event.job or ''!r}")
-                for waiter in waiters:
-                    group.drop_waiter(waiter, event.reason)
-                return [f"waiter {waiter.request!r} removed" for waiter in waiters]
-            case EvictAction.CLEAR_FAULT:
-                if event.job is None or not group.clear_fault(event.job):
-                    return texts.nothing_to_evict(group.id, f"no fault of job {event.job or ''!r}")
-                return [f"fault of job {event.job!r} cleared"]
-            case EvictAction.KILL:
-                return self._kill(event, group)
-            case EvictAction.FORGET_NODE:
-                return self._forget_node(event.node, now)
-            case _:
-                assert_never(event.action)
-
-    def _kill(self, event: EvictRequested, group: Group) -> list[str] | Refusal:
-        killed: list[str] = []
-        for node, context in group.site.contexts_of(event.job) if event.job is not None else ():
-            if not node.is_connected:
-                killed.append(f"node {node.id!r} is not connected: nobody is killed there; ask again when it is")
-                continue
-            group.site.operations.kill(node.id, context.job, group.site.token, event.reason)
-            group.site.publish("killed", context.job, node.id, detail=event.reason)
-            killed.append(f"processes {sorted(context.pids)} on node {node.id!r} are being killed")
-        return killed or texts.nothing_to_evict(group.id, f"no processes of job {event.job or ''!r}")
 
     def _forget_node(self, node: NodeId | None, now: float) -> list[str] | Refusal:
         if node is None or node not in self._nodes:
@@ -421,7 +383,7 @@ class Orchestrator:
                 for later in owners[1:]:
                     reasons[later] = f"accelerator {node.id}/{view.accelerator} belongs to group {owners[0]!r} too"
         for name, group in self._groups.items():
-            group.compare_accelerators()
+            group.standing.compare_accelerators()
             if group.overlap != reasons.get(name):
                 group.overlap = reasons.get(name)
                 self._touch(name)
@@ -449,7 +411,7 @@ class Orchestrator:
             case Unlocked(_, operation):
                 outcome = operations.lock_changed(operation, False, now)
             case AgentCallFailed(_, operation, kind, error):
-                if not self._groups[name].kill_failed(operation, kind, error, now):
+                if not self._groups[name].faults.kill_failed(operation, kind, error, now):
                     outcome = operations.call_failed(operation, kind, error, now)
             case _:
                 assert_never(event)
