@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 
 from calls import held_by, waiting
 from device_truth import WORK, overlaps_of_unlocked_work
-from machine import Machine
+from machine import LOOK_AGAIN_S, Machine
 from timeslice.cli.run_cgroup import make_cgroup
 
 TREE = str(Path(__file__).with_name("tree_process.py"))
@@ -157,6 +158,17 @@ def ended(pid: int) -> None:
     assert is_over, f"process {pid} lives on"
 
 
+def until_saved(machine: Machine, pid: int) -> None:
+    """Wait until the mock shows a process so. Looked at again and again: there is no event for it."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        shown = json.loads(machine.nodes["n0"].gpu_mock("show", "--json"))["processes"]
+        if any(process["pid"] == pid and process["state"] == "checkpointed" for process in shown):
+            return
+        assert time.monotonic() < deadline, f"process {pid} is never saved: {shown}"
+        time.sleep(LOOK_AGAIN_S)
+
+
 def test_two_trees_that_do_not_fit_together_take_turns_and_keep_their_contents(
     machine: Machine, runs: list[Run], has_cgroup: bool
 ) -> None:
@@ -228,6 +240,28 @@ def test_group_stays_held_by_a_command_whose_timeslice_run_was_killed_until_it_e
     began = min(record["begin_ns"] for record in journal if record["kind"] in WORK and record["pid"] in of_second)
     late = [r for r in journal if r["pid"] in pids and r["kind"] in WORK - {"free"} and r["begin_ns"] > began]
     assert late == []
+
+
+def test_child_that_is_born_while_its_tree_is_saved_is_saved_too(
+    machine: Machine, runs: list[Run], has_cgroup: bool
+) -> None:
+    late = Run(machine, "a", ["--no-hold"], *tree("late", 8, 1, 1), has_cgroup=has_cgroup)
+    runs.append(late)
+    late.hear("gave_back")
+    client = machine.client("b")
+    client.acquire(timeout_sec=20)
+    process = machine.process("b")
+    written = process.call("alloc", "weights", 8 << 20, 1)
+    late.finish()
+    _, child = late.hear("pids")
+    machine.wait_for(waiting("a"))
+    until_saved(machine, child)
+    assert process.call("digest", "weights") == written
+    own = [r for r in machine.nodes["n0"].journal() if r["pid"] == child and r["kind"] in WORK]
+    assert (own[-1]["begin_ns"] - own[0]["begin_ns"]) / 1e9 < 1.0
+    client.release()
+    assert late.end() == 0, late.errors
+    assert {"intact": True} in late.said
 
 
 def test_row_44_a_tree_that_never_asks_is_stopped_within_half_a_second(

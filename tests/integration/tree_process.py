@@ -3,7 +3,8 @@
     python tree_process.py MODE MEBIBYTES SEED ROUNDS
 
 MODE "turns" takes the group for each round, as a training loop does; "held" does not ask. ROUNDS 0: until a line comes
-on stdin. Says one JSON object a line: {"pids": ...}, {"turn": [BEGIN_NS, END_NS]} on CLOCK_MONOTONIC, {"intact": ...}.
+on stdin. MODE "late" gives the group back after one round, and then starts another child, which asks nobody.
+Says one JSON object a line: {"pids": ...}, {"turn": [BEGIN_NS, END_NS]} on CLOCK_MONOTONIC, {"intact": ...}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +70,9 @@ def say(**what: Any) -> None:
 
 def main() -> None:
     mode, size, seed, rounds = sys.argv[1], int(sys.argv[2]) << 20, int(sys.argv[3]), int(sys.argv[4])
+    if mode == "late":
+        start_late(size, seed)
+        return
     client = TimeSliceOrchestratorClient() if mode == "turns" else None
     workers: list[Worker] = []
     written: list[str] = []
@@ -91,6 +96,36 @@ def main() -> None:
             break
     if client is not None:
         client.close()
+    say(intact=is_intact)
+    sys.exit(0 if is_intact else 1)
+
+
+def start_late(size: int, seed: int) -> None:
+    """The second child's first calls come while the group is another's: they end when the group is ours again."""
+    with TimeSliceOrchestratorClient() as client:
+        first = Worker(is_orphan=False)
+        with client.on_accelerators(timeout_sec=60):
+            first.call("open", 0)
+            written = [first.call("alloc", "w", size, seed)]
+        say(gave_back=True)
+        sys.stdin.readline()
+        second = Worker(is_orphan=False)
+        say(pids=[first.call("pid"), second.call("pid")])
+        late: list[str] = []
+
+        def work() -> None:
+            second.call("open", 0)
+            late.append(second.call("alloc", "w", size, seed + 1))
+            for _ in range(200):
+                second.call("busy", 5_000)
+
+        working = threading.Thread(target=work)
+        working.start()
+        with client.on_accelerators(timeout_sec=60):
+            working.join()
+            is_intact = [worker.call("digest", "w") for worker in (first, second)] == written + late
+            for worker in (first, second):
+                worker.end()
     say(intact=is_intact)
     sys.exit(0 if is_intact else 1)
 

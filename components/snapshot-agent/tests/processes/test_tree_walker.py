@@ -92,6 +92,20 @@ def test_children_of_a_member_that_has_gone_are_found_where_the_walker_had_seen_
     assert family.find() == set()
 
 
+def test_another_users_forged_marker_brings_in_nobody(family: Family) -> None:
+    try:
+        forger = subprocess.Popen(["sleep", "3600"], user=65534, env={"TIMESLICE_TREE": family.marker})
+    except OSError:
+        pytest.skip("processes of other users may not be started here")
+    same_user = subprocess.Popen(["sleep", "3600"], env={"TIMESLICE_TREE": family.marker})
+    try:
+        assert family.find() == {same_user.pid}
+    finally:
+        for process in (forger, same_user):
+            process.kill()
+            process.wait()
+
+
 def test_strangers_are_left_alone_and_not_read_twice(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     stranger = subprocess.Popen(["sleep", "3600"])
     try:
