@@ -89,6 +89,7 @@ def context(job: pb.JobStatus) -> ContextView:
             DeviceUsage(AcceleratorId(u.accelerator_id), u.device_bytes, u.saved_bytes) for u in job.usage),
         reason=job.reason,
         backend=job.backend,
+        discarded_tags=tuple(job.discarded_tags),
     )
 
 

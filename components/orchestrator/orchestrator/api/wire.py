@@ -140,6 +140,7 @@ def acquired(reply: ReplyAcquired, granted_at: Timestamp, clock: Clock) -> pb.Ac
         waited_ms=round(reply.waited_s * 1000),
         context_restored=reply.context_restored,
         leases=[lease(reply.lease, granted_at, clock)],
+        discarded_tags=reply.discarded_tags,
     )
 
 

@@ -115,15 +115,20 @@ def conditions(group: Group, sessions: Sessions, now: float) -> tuple[Condition,
         found.append(
             Condition(
                 ConditionKind.BLOCKED,
-                f"job {blocked.job!r}: {blocked.reason}; {blocked.missing_bytes} bytes are missing",
+                f"job {blocked.job!r}: {blocked.reason}"
+                + (f"; {blocked.missing_bytes} bytes are missing" if blocked.missing_bytes else ""),
                 site.blocked_since.get(blocked.job, now),
                 (blocked.job,),
                 "Yield and end that job, or evict it with ACTION_KILL; its next turn is not affected by waiting.",
             )
         )
     for job, since_s in sorted(group.intruders.items()):
-        found.append(Condition(ConditionKind.INTRUDER, f"job {job!r} uses the device without the lease; it is locked",
-                               since_s, (job,), "Let the job acquire the group before it touches the device."))
+        reason, advice = f"job {job!r} uses the device without the lease; it is locked", ""
+        if not site.is_enforced(job):
+            reason = f"job {job!r} registered as being on the device without the lease; nothing but itself can lock it"
+            advice = " It is taken off before another job is granted. Let it register within its first turn."
+        found.append(Condition(ConditionKind.INTRUDER, reason, since_s, (job,),
+                               f"Let the job acquire the group before it touches the device.{advice}"))
     for job, reason in sorted(site.faults.items()):
         found.append(Condition(ConditionKind.FAULTED, f"job {job!r}: {reason}", since(group), (job,),
                                "End its processes and start them anew, or evict with ACTION_CLEAR_FAULT."))

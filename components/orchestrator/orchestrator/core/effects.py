@@ -87,6 +87,7 @@ class ReplyAcquired:
     lease: Lease
     waited_s: float
     context_restored: bool
+    discarded_tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,8 @@ class Group:
                 self._common.out.append(StepDown(reason))
             return
         site.publish_end(outcome, now)
+        if outcome.end is End.DONE and operation.kind is OperationKind.SNAPSHOT:
+            self.leases.saved(operation.job)
         if outcome.end is End.INDETERMINATE:
             site.indeterminate[(operation.node, operation.job)] = outcome.error
         if outcome.end in (End.DONE, End.GONE):

@@ -14,6 +14,8 @@ class Holding:
     lease: Lease
     since_s: float
     has_restored: bool
+    discarded_tags: tuple[str, ...] = ()
+    """What its context lacks since it was saved, and must be filled again; known when it is in place."""
     is_recorded: bool = False
     is_placed: bool = False
     """Its context is in place and unlocked: replies may leave."""

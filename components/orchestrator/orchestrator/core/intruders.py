@@ -29,7 +29,7 @@ class Intruders:
                 if job not in self.since:
                     self.since[job] = now
                     site.publish("intruded", job, node.id)
-                if site.can_call(node, job, OperationKind.LOCK, now):
+                if context.can_be_locked and site.can_call(node, job, OperationKind.LOCK, now):
                     self._locks.add(site.operations.lock(node.id, job, site.token, now).id)
         for job in [job for job in self.since if not site.has(job, ContextState.RUNNING)]:
             del self.since[job]

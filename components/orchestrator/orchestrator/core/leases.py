@@ -52,6 +52,8 @@ class Leases:
         """When a lease was last granted, put in place or ended."""
         self.held_s = 0.0
         self.handoffs_total = 0
+        self._told: set[JobId] = set()
+        """Jobs that were granted since their contexts were saved last."""
         self._previous_holder: JobId | None = None
         self._released_s = now
 
@@ -138,6 +140,7 @@ class Leases:
                 return False
             holding.is_placed = True
             holding.placed_s = self.changed_s = now
+            holding.discarded_tags = self._untold(holding.lease.job)
         queue = self._waiting.queue
         attached = [waiter for waiter in queue.of_job(holding.lease.job) if waiter.detached_s is None]
         ready = self._shares.admit(holding, attached, now) if attached else []
@@ -170,7 +173,7 @@ class Leases:
         self._common.calls[event.call] = self._site.group
         if event.request is not None:
             self._shares.remember(holding, event.session, event.request)
-        self._common.out.append(ReplyAcquired(event.call, holding.lease, 0.0, holding.has_restored))
+        self._common.out.append(_acquired(event.call, holding, 0.0))
         return True
 
     def _unlock_holder(self, job: JobId, now: float) -> bool:
@@ -205,7 +208,7 @@ class Leases:
                 holding.calls[call] = waiter.session
                 self._common.calls[call] = self._site.group
                 waited_s = now - waiter.arrived_s
-                self._common.out.append(ReplyAcquired(call, lease, waited_s, holding.has_restored))
+                self._common.out.append(_acquired(call, holding, waited_s))
             self._waiting.forget(waiter)
         self._shares.announce(holding, {waiter.session for waiter in waiters}, now)
 
@@ -228,6 +231,19 @@ class Leases:
         if now < due_s:
             timers.set(timer, due_s)
         return now >= due_s
+
+    def saved(self, job: JobId) -> None:
+        """A context of the job was saved: what that dropped, if anything, is news to the job."""
+        self._told.discard(job)
+
+    def _untold(self, job: JobId) -> tuple[str, ...]:
+        """Return what the job's contexts lack and it was not told of; an agent shows that until the next snapshot."""
+        self._told &= self._site.jobs()
+        dropped = {tag: None for _, context in self._site.contexts_of(job) for tag in context.discarded_tags}
+        if job in self._told:
+            return ()
+        self._told.add(job)
+        return tuple(dropped)
 
     # ------------------------------------------------------------ ending
 
@@ -366,3 +382,7 @@ class Leases:
             out.append(Refuse(call, texts.not_recorded(self._site.group, failure)))
 
         self._ledger.after_recorded(reply, now, refuse)
+
+
+def _acquired(call: CallId, holding: Holding, waited_s: float) -> ReplyAcquired:
+    return ReplyAcquired(call, holding.lease, waited_s, holding.has_restored, holding.discarded_tags)

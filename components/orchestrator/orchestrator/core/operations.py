@@ -373,7 +373,7 @@ class Operations:
             state = ContextState.SAVED if is_snapshot else ContextState.RUNNING
             is_empty = is_snapshot and view.state is ContextState.IDLE  # the agent looked, and found nothing to save
             if (view is operation.before or view.state is ContextState.TRANSITIONING) and not is_empty:
-                node.conclude(replace(view, state=state, locked=True))
+                node.conclude(replace(view, state=state, locked=is_snapshot or view.can_be_locked))
             return Outcome(operation, End.DONE, result=result)
         if result.indeterminate:
             if view is operation.before:  # else the agent has pushed a state since the start, which is newer

@@ -113,6 +113,10 @@ class Site:
         """Return the jobs that have a context which is not saved on any node."""
         return {job for node in self.nodes for job in node.unsaved(self.group)}
 
+    def is_enforced(self, job: JobId) -> bool:
+        """Tell whether all contexts of the job can be locked, and their sizes are known when they are saved."""
+        return all(context.can_be_locked for _, context in self.contexts_of(job))
+
     def is_torn(self, job: JobId) -> bool:
         """Tell whether a job is saved on some nodes and on the device, or about to be, on others."""
         return self.has(job, ContextState.SAVED) and self.has(job, ContextState.RUNNING, ContextState.TRANSITIONING)
@@ -152,6 +156,7 @@ class Site:
             job
             for job, context in node.unsaved(self.group).items()
             if context.state is ContextState.RUNNING and context.locked and job not in (target, self.resident)
+            and context.can_be_locked
         }
         if target is None or not locked:
             return set()

@@ -177,7 +177,7 @@ class Switch:
         elif self._restore_tries >= site.settings.max_tries:
             missing = max((site.shortage(node, target, set()) for node in site.nodes), default=0)
             has_figures = all(view.total_bytes for node in site.nodes for view in node.accelerators_of(site.group))
-            if missing and has_figures:
+            if missing and has_figures and site.is_enforced(target):
                 self._block(target, self._restore_error + self._strangers(), missing, now)
                 return True
             site.fault(target, f"its context could not be brought back: {self._restore_error}")
@@ -219,7 +219,7 @@ class Switch:
         missing = self._missing_beside(stuck) if stuck else 0
         for job in sorted(stuck):
             trouble = self._site.troubles.get(job, Trouble(reason="its context is in the driver's FAILED state"))
-            if trouble.cannot_lock or missing:
+            if trouble.cannot_lock or missing or not self._site.is_enforced(job):
                 return job, trouble.reason, missing
         return None
 

@@ -54,7 +54,7 @@ def barrier_steps(
             continue
         if context.state is ContextState.TRANSITIONING:
             steps.append(Wait(job))
-        elif (context.state is ContextState.RUNNING and not context.locked) or (
+        elif (context.state is ContextState.RUNNING and not context.locked and context.can_be_locked) or (
             context.state is ContextState.IDLE and job in unseen
         ):
             steps.append(Lock(job))
@@ -113,7 +113,7 @@ def repair_steps(contexts: Mapping[JobId, ContextView], torn: JobId, in_the_way:
         case ContextState.TRANSITIONING:
             return [Wait(torn)]
         case ContextState.RUNNING:
-            return [] if context.locked else [Lock(torn)]
+            return [] if context.locked or not context.can_be_locked else [Lock(torn)]
         case ContextState.IDLE | ContextState.FAULTED:
             return []
         case ContextState.SAVED:

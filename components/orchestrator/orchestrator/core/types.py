@@ -58,6 +58,10 @@ class DeviceUsage:
     saved_bytes: int = 0
 
 
+UNENFORCED = ("app_channel", "app_endpoint")
+"""Backends whose contexts are saved and restored by their applications: a Lock of them locks nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContextView:
     """One context as its node's agent sees it."""
@@ -72,6 +76,13 @@ class ContextView:
     usage: tuple[DeviceUsage, ...] = ()
     reason: str = ""
     backend: str = ""
+    discarded_tags: tuple[str, ...] = ()
+    """What its last snapshot dropped instead of keeping it."""
+
+    @property
+    def can_be_locked(self) -> bool:
+        """Tell whether anything but its own job keeps it from the device; only a driver can."""
+        return self.backend not in UNENFORCED
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,9 @@ class Context:
     """It was locked, or known while its job held the lease, and no agent has freed it by a roll-back since: it runs
     only when the orchestrator lets it."""
 
+    backend: str = ""
+    """Empty: a driver's. One that the application saves is never shown as locked."""
+    discarded_tags: tuple[str, ...] = ()
     is_unsampled: bool = False
     """Its processes came onto the device since the agent last looked: it says idle until it looks again."""
 
@@ -108,6 +111,7 @@ class Agent:
         "gone", "failed", "hang"."""
         self.is_stalled = False
         """`settle` does not let its driver finish anything."""
+        self.locks_asked: list[JobId] = []
         self.is_mute = False
         """Takes calls and never answers them."""
 
@@ -121,13 +125,15 @@ class Agent:
             context.job,
             context.group,
             state,
-            context.locked,
+            context.locked and not context.backend,
             context.pids,
             device_bytes=context.size if on_device else 0,
             host_bytes=0 if on_device else context.size,
             usage=(
                 DeviceUsage(accelerator, context.size if on_device else 0, 0 if on_device else context.size),
             ),
+            backend=context.backend,
+            discarded_tags=context.discarded_tags,
         )
 
     def accelerator(self, group: GroupId) -> AcceleratorId:
@@ -215,6 +221,7 @@ class Agent:
         return False
 
     def lock(self, effect: fx.LockContext) -> ev.Event:
+        self.locks_asked.append(effect.job)
         context = self.contexts.get((effect.job, effect.group))
         if self.is_stale(effect.group, effect.token, effect.epoch):
             return ev.AgentCallFailed(self.node, effect.operation, AgentErrorKind.STALE, "stale")
@@ -386,6 +393,7 @@ class Answer:
     evicted: tuple[str, ...] | None = None
     waited_s: float = 0.0
     context_restored: bool = False
+    discarded: tuple[str, ...] = ()
 
 
 @dataclass
@@ -535,12 +543,14 @@ class World:
                 self.store.waiters.pop((group, request), None)
             case fx.ForgetEnded(group, up_to):
                 self.store.ended = [e for e in self.store.ended if e.group != group or e.token > up_to]
-            case fx.ReplyAcquired(call, lease, waited_s, restored):
+            case fx.ReplyAcquired(call, lease, waited_s, restored, discarded):
                 assert call not in self.cancelled, "a call that was cancelled was granted"
                 self.grants.append(lease)
                 if self.on_grant is not None:
                     self.on_grant(call, lease)
-                self.answers[call] = Answer(lease=lease, waited_s=waited_s, context_restored=restored)
+                self.answers[call] = Answer(
+                    lease=lease, waited_s=waited_s, context_restored=restored, discarded=discarded
+                )
             case fx.ReplyQueued(call):
                 self.answers[call] = Answer(queued=True)
             case fx.ReplyYielded(call):
