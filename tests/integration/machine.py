@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -226,6 +226,10 @@ class Installation:
         client = TimeSliceOrchestratorClient(self.address, job_id=job, group_id=group, **settings)
         self._stack.callback(client.close)
         return client
+
+    def at_end(self, callback: Callable[[], object]) -> None:
+        """Call this before the servers stop."""
+        self._stack.callback(callback)
 
     @contextlib.contextmanager
     def stub(self) -> Iterator[orchestrator_pb2_grpc.TimeSliceOrchestratorServiceStub]:
