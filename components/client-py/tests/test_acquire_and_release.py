@@ -87,6 +87,15 @@ def test_decorator_holds_the_group_around_every_call(orchestrator, connect, face
     assert orchestrator.groups["samplers"].last_token == 2
 
 
+@pytest.mark.parametrize("group_ids", [[], ["trainers", "samplers"]])
+def test_several_groups_are_refused_at_once_with_what_to_do(orchestrator, connect, group_ids):
+    client = connect()
+    assert client.on_accelerators(group_ids=None)
+    with pytest.raises(NotImplementedError, match="nest one on_accelerators"):
+        client.on_accelerators(group_ids=group_ids)
+    assert orchestrator.calls == []
+
+
 def test_interrupt_in_the_block_gives_the_group_back(orchestrator, connect, face):
     with pytest.raises(face.interrupt), connect().on_accelerators():
         raise face.interrupt
