@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
@@ -17,7 +17,7 @@ from snapshot_agent_server.api.errors import RefusedCall
 from snapshot_agent_server.api.requests import Call, KillCall, Registration
 from snapshot_agent_server.api.streams import Stream, Streams
 from snapshot_agent_server.backends.cuda import CudaBackend
-from snapshot_agent_server.core.contexts import ContextState, ProcessRecord
+from snapshot_agent_server.core.contexts import ContextState
 from snapshot_agent_server.core.effects import (
     Accept,
     CallDriver,
@@ -63,28 +63,23 @@ from snapshot_agent_server.core.events import (
     Sampled,
     Woken,
 )
-from snapshot_agent_server.core.ids import ContextKey, OperationId, ProcessId
-from snapshot_agent_server.core.memory import Memory
+from snapshot_agent_server.core.ids import OperationId
 from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Status
-from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Refused
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.settings import CoreSettings
-from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.workloads import CommandResult
 from snapshot_agent_server.driver.interface import Driver
+from snapshot_agent_server.observer import SAMPLE_TIMEOUT_S, Observer, observed
 from snapshot_agent_server.processes import proc
-from snapshot_agent_server.processes.claims import claimed
 from snapshot_agent_server.processes.pidfd import ProcessEnds, kill
-from snapshot_agent_server.processes.trees import TreeWalker, planted
 from snapshot_agent_server.store.records import boot_statements, read_memory
 from snapshot_agent_server.store.sqlite import Store
 from snapshot_agent_server.store.writer import RecordWriter
 
 log = logging.getLogger("snapshot_agent")
 
-SAMPLE_TIMEOUT_S = 2.0
 SOON_S = 0.05
 ASK_AGAIN_S = 5.0
 """After a sample that hung on the driver's states, samples are NVML's alone for so long."""
@@ -108,11 +103,10 @@ class AgentShell:
         self._store = store
         self._clock = clock
         self._sample_interval_s = sample_interval_s
-        self._own_pids = own_pids
         self._node = Node(settings, incarnation)
+        self._observer = Observer(driver, self._node.registry, own_pids)
         self._backend = CudaBackend(driver)
         self._streams = Streams(incarnation)
-        self._walker = TreeWalker()
         self._ends = ProcessEnds(lambda process: self._post_or_stop(ProcessEnded(process)))
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -133,9 +127,9 @@ class AgentShell:
 
     async def run(self) -> None:
         """Take up what an earlier agent left, then serve. If one loop fails, all stop."""
-        memory = self._with_members(read_memory(self._store, proc.boot_id()))
+        memory = self._observer.with_members(read_memory(self._store, proc.boot_id()))
         await self._store.commit(boot_statements(proc.boot_id()))
-        await self._ask_states(memory)
+        await self._observer.ask_states(memory, self._settings.state_timeout_s, self._clock)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -171,7 +165,7 @@ class AgentShell:
     # -- what the gRPC edge asks
 
     async def request(self, call: Call) -> Accept:
-        targets = await self._observe(self._claim(call.pids))
+        targets = await self._observer.observe(self._observer.claim(call.pids))
         return await self._ask(
             lambda number: Requested(
                 call=number,
@@ -199,21 +193,13 @@ class AgentShell:
         return self._channels.open()
 
     async def register(self, registration: Registration) -> None:
-        claims = self._claim(registration.pids)
-        tree = planted(registration.tree, self._own_pids()) if registration.tree is not None else None
-        if isinstance(tree, Refusal):
-            raise RefusedCall(tree)
-        processes = await self._observe(claims)
+        claims = self._observer.claim(registration.pids)
+        tree = self._observer.plant(registration.tree)
+        processes = await self._observer.observe(claims)
         offer = registration.offer
         if offer is not None:
-            offer = replace(offer, server=self._seen(registration.server))
+            offer = replace(offer, server=self._observer.seen(registration.server))
         await self._ask(lambda number: Registered(number, registration.key, processes, tree, offer))
-
-    def _seen(self, server: ProcessId | None) -> ProcessId | None:
-        """The process that a workload says it is, where this node's /proc agrees: it may live in another namespace."""
-        if server is None or claimed(server.pid, self._own_pids()) != server:
-            return None
-        return server
 
     def answered(self, channel: Channel, result: CommandResult) -> None:
         self.post(CommandAnswered(channel.id, result))
@@ -432,6 +418,15 @@ class AgentShell:
         """One line for one change of state."""
         logs.transition(log, level, message, **fields)
 
+    def _find_members(self) -> None:
+        """Let the core know of all members of trees as they are now; what they do with CUDA is asked later."""
+        new = self._observer.new_members()
+        if new:
+            self.post(MembersListed(tuple((key, ObservedProcess(process)) for key, process in new)))
+
+    async def _list_members(self, wanted: ListMembers) -> None:
+        self.post(await self._observer.list_members(wanted))
+
     async def _call_driver(self, call: CallDriver) -> None:
         outcome = await self._backend.call(call)
         self.post(Answered(call.operation, call.process, call.verb, outcome))
@@ -443,10 +438,10 @@ class AgentShell:
         while True:
             now = self._clock()
             pids = self._node.pids_to_ask(now) if now >= ask_again_at else []
-            new = self._new_members()
+            new = self._observer.new_members()
             sample = await self._driver.sample([*pids, *(p.pid for _, p in new)], SAMPLE_TIMEOUT_S)
             if new:
-                self.post(MembersListed(tuple((key, _observed(process, sample)) for key, process in new)))
+                self.post(MembersListed(tuple((key, observed(process, sample)) for key, process in new)))
             if isinstance(sample, Sample):
                 self._is_sampling_broken = False
                 self.post(Sampled(sample))
@@ -462,88 +457,6 @@ class AgentShell:
             except TimeoutError:
                 pass
             self._sample_soon.clear()
-
-    def _claim(self, pids: tuple[int, ...]) -> list[ProcessId]:
-        """Check processes that somebody named against /proc. Raises: RefusedCall."""
-        found: list[ProcessId] = []
-        for pid in pids:
-            claim = claimed(pid, self._own_pids())
-            if isinstance(claim, Refusal):
-                raise RefusedCall(claim)
-            found.append(claim)
-        return found
-
-    async def _observe(self, processes: Sequence[ProcessId]) -> tuple[ObservedProcess, ...]:
-        """Ask the driver and NVML about processes."""
-        if not processes:
-            return ()
-        sample = await self._driver.sample([process.pid for process in processes], SAMPLE_TIMEOUT_S)
-        return tuple(_observed(process, sample) for process in processes)
-
-    # -- process trees
-
-    def _new_members(self) -> list[tuple[ContextKey, ProcessId]]:
-        """Look all trees through: one look at /proc serves them all."""
-        registry = self._node.registry
-        return self._walker.find(registry.trees, registry.owner, self._own_pids()) if registry.trees else []
-
-    def _find_members(self) -> None:
-        """Let the core know of all members as they are now; what they do with CUDA is asked later."""
-        new = self._new_members()
-        if new:
-            self.post(MembersListed(tuple((key, ObservedProcess(process)) for key, process in new)))
-
-    async def _list_members(self, wanted: ListMembers) -> None:
-        new = self._new_members()
-        known = [(self._node.registry.owner(process), process) for process in wanted.ask if proc.is_same(process)]
-        processes = [*new, *((key, process) for key, process in known if key is not None)]
-        states: Mapping[int, DriverState] = {}
-        if processes:
-            answer = await self._driver.states([process.pid for _, process in processes], SAMPLE_TIMEOUT_S)
-            states = {} if isinstance(answer, Abandoned) else answer
-        found = tuple(
-            (key, ObservedProcess(process, states.get(process.pid, DriverState.UNKNOWN))) for key, process in processes
-        )
-        self.post(MembersListed(found, wanted.operation, wanted.emptied))
-
-    def _with_members(self, memory: Memory) -> Memory:
-        """What an earlier agent did not put on record, since the trees tell it again."""
-        on_record = {record.id: key for key, record in memory.processes}
-        trees: dict[ContextKey, list[Tree]] = {}
-        for key, tree in memory.trees:
-            trees.setdefault(key, []).append(tree)
-        new = TreeWalker().find(trees, on_record.get, self._own_pids()) if trees else []
-        return replace(
-            memory,
-            processes=[*memory.processes, *((key, ProcessRecord(process, is_found=True)) for key, process in new)],
-        )
-
-    async def _ask_states(self, memory: Memory) -> None:
-        """After a restart the driver's own state is the truth. One process that hangs does not hide the others."""
-
-        async def ask(pid: int) -> DriverState:
-            outcome = await self._driver.state(pid, self._settings.state_timeout_s)
-            if isinstance(outcome, Refused):
-                return DriverState.NONE if outcome.code == 1 else DriverState.UNKNOWN
-            return outcome.state if not isinstance(outcome, Abandoned) else DriverState.UNKNOWN
-
-        living = [record for _, record in memory.processes if proc.is_same(record.id)]
-        states = await asyncio.gather(*(ask(record.id.pid) for record in living))
-        for record, state in zip(living, states, strict=True):
-            if state.is_settled:
-                record.settle(state, self._clock())
-
-
-def _observed(process: ProcessId, sample: Sample | Abandoned) -> ObservedProcess:
-    """What a sample that asked for the process's state says of it."""
-    if isinstance(sample, Abandoned):
-        return ObservedProcess(process)
-    usage = tuple(
-        (device.accelerator, device.processes[process.pid] or 0)
-        for device in sample.devices
-        if process.pid in device.processes
-    )
-    return ObservedProcess(process, sample.states.get(process.pid, DriverState.UNKNOWN), usage)
 
 
 def _is_of(record: Record, operation: Operation) -> bool:

@@ -1,0 +1,123 @@
+"""What /proc and the driver say of processes: those that somebody named, and the members of process trees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from snapshot_agent_server.api.errors import RefusedCall
+from snapshot_agent_server.core.contexts import ProcessRecord
+from snapshot_agent_server.core.effects import ListMembers
+from snapshot_agent_server.core.events import MembersListed, ObservedProcess
+from snapshot_agent_server.core.ids import ContextKey, ProcessId
+from snapshot_agent_server.core.memory import Memory
+from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Refused
+from snapshot_agent_server.core.refusals import Refusal
+from snapshot_agent_server.core.registry import Registry
+from snapshot_agent_server.core.samples import Sample
+from snapshot_agent_server.core.trees import Tree, TreeClaim
+from snapshot_agent_server.driver.interface import Driver
+from snapshot_agent_server.processes import proc
+from snapshot_agent_server.processes.claims import claimed
+from snapshot_agent_server.processes.trees import TreeWalker, planted
+
+SAMPLE_TIMEOUT_S = 2.0
+
+
+class Observer:
+    """Asks; decides and changes nothing. `registry` says who is known."""
+
+    def __init__(self, driver: Driver, registry: Registry, own_pids: Callable[[], set[int]]) -> None:
+        self._driver = driver
+        self._registry = registry
+        self._own_pids = own_pids
+        self._walker = TreeWalker()
+
+    def claim(self, pids: Sequence[int]) -> list[ProcessId]:
+        """Check processes that somebody named against /proc. Raises: RefusedCall."""
+        found: list[ProcessId] = []
+        for pid in pids:
+            claim = claimed(pid, self._own_pids())
+            if isinstance(claim, Refusal):
+                raise RefusedCall(claim)
+            found.append(claim)
+        return found
+
+    def plant(self, claim: TreeClaim | None) -> Tree | None:
+        """Check a tree that somebody described. Raises: RefusedCall."""
+        tree = planted(claim, self._own_pids()) if claim is not None else None
+        if isinstance(tree, Refusal):
+            raise RefusedCall(tree)
+        return tree
+
+    def seen(self, server: ProcessId | None) -> ProcessId | None:
+        """The process that a workload says it is, where this node's /proc agrees: it may live in another namespace."""
+        if server is None or claimed(server.pid, self._own_pids()) != server:
+            return None
+        return server
+
+    async def observe(self, processes: Sequence[ProcessId]) -> tuple[ObservedProcess, ...]:
+        """Ask the driver and NVML about processes."""
+        if not processes:
+            return ()
+        sample = await self._driver.sample([process.pid for process in processes], SAMPLE_TIMEOUT_S)
+        return tuple(observed(process, sample) for process in processes)
+
+    def new_members(self) -> list[tuple[ContextKey, ProcessId]]:
+        """Look all trees through: one look at /proc serves them all."""
+        registry = self._registry
+        return self._walker.find(registry.trees, registry.owner, self._own_pids()) if registry.trees else []
+
+    async def list_members(self, wanted: ListMembers) -> MembersListed:
+        """Look all trees through, and ask the driver of the new and of those that the core wants to know more of."""
+        new = self.new_members()
+        known = [(self._registry.owner(process), process) for process in wanted.ask if proc.is_same(process)]
+        processes = [*new, *((key, process) for key, process in known if key is not None)]
+        states: Mapping[int, DriverState] = {}
+        if processes:
+            answer = await self._driver.states([process.pid for _, process in processes], SAMPLE_TIMEOUT_S)
+            states = {} if isinstance(answer, Abandoned) else answer
+        found = tuple(
+            (key, ObservedProcess(process, states.get(process.pid, DriverState.UNKNOWN))) for key, process in processes
+        )
+        return MembersListed(found, wanted.operation, wanted.emptied)
+
+    def with_members(self, memory: Memory) -> Memory:
+        """What an earlier agent did not put on record, since the trees tell it again."""
+        on_record = {record.id: key for key, record in memory.processes}
+        trees: dict[ContextKey, list[Tree]] = {}
+        for key, tree in memory.trees:
+            trees.setdefault(key, []).append(tree)
+        new = TreeWalker().find(trees, on_record.get, self._own_pids()) if trees else []
+        return replace(
+            memory,
+            processes=[*memory.processes, *((key, ProcessRecord(process, is_found=True)) for key, process in new)],
+        )
+
+    async def ask_states(self, memory: Memory, timeout_s: float, now: Callable[[], float]) -> None:
+        """After a restart the driver's own state is the truth. One process that hangs does not hide the others."""
+
+        async def ask(pid: int) -> DriverState:
+            outcome = await self._driver.state(pid, timeout_s)
+            if isinstance(outcome, Refused):
+                return DriverState.NONE if outcome.code == 1 else DriverState.UNKNOWN
+            return outcome.state if not isinstance(outcome, Abandoned) else DriverState.UNKNOWN
+
+        living = [record for _, record in memory.processes if proc.is_same(record.id)]
+        states = await asyncio.gather(*(ask(record.id.pid) for record in living))
+        for record, state in zip(living, states, strict=True):
+            if state.is_settled:
+                record.settle(state, now())
+
+
+def observed(process: ProcessId, sample: Sample | Abandoned) -> ObservedProcess:
+    """What a sample that asked for the process's state says of it."""
+    if isinstance(sample, Abandoned):
+        return ObservedProcess(process)
+    usage = tuple(
+        (device.accelerator, device.processes[process.pid] or 0)
+        for device in sample.devices
+        if process.pid in device.processes
+    )
+    return ObservedProcess(process, sample.states.get(process.pid, DriverState.UNKNOWN), usage)
