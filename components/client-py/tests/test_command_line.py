@@ -64,6 +64,23 @@ def test_wrong_argument_is_one_line_and_exit_code_2():
     assert line.startswith("timeslice status: unrecognized arguments: --js")
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "sys.modules['grpc'] = None",  # Not installed.
+        "import grpc; grpc.__version__ = '1.2.3'",  # Too old.
+        "from google.protobuf import runtime_version; runtime_version.MAJOR = 3",
+    ],
+)
+def test_missing_or_old_dependency_is_one_line_that_names_the_doctor(broken):
+    program = f"import sys; {broken}; from timeslice.cli.main import run; run()"
+    done = subprocess.run([sys.executable, "-c", program, "status"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("timeslice status: ")
+    assert line.endswith("; see timeslice doctor")
+
+
 def test_arguments_are_read_without_loading_grpc():
     """A shell that completes, and --help, must not wait for it."""
     code = "import sys; from timeslice.cli.main import parser; parser(); sys.exit('grpc' in sys.modules)"

@@ -113,6 +113,7 @@ REMOTE = Server("head:50051", True, groups=("pool",), has_extensions=True)
             "package timeslice", FAIL, "39 of 40", "--force-reinstall --no-deps timeslice-rl==1.2.3",
         ),
         (replace(HEALTHY, providers=()), "package timeslice", OK, "from source", ""),
+        (replace(HEALTHY, import_problem="no grpc"), "generated code", FAIL, "no grpc", "'grpcio>=1.81.0'"),
         # Driver and GPUs.
         (with_driver(**ABSENT), "CUDA driver", FAIL, "no such file", "timeslice up --mock"),
         (with_driver(cuda_error="cuInit says CUDA_ERROR_NO_DEVICE"), "CUDA driver", FAIL, "NO_DEVICE", "nvidia-smi"),
@@ -362,6 +363,18 @@ def test_machine_without_a_driver(short_dir):
     assert (grades["CUDA driver"], grades["NVML"], grades["orchestrator"]) == ("FAIL", "FAIL", "WARN")
     assert not (short_dir / "run").exists()  # It changes nothing.
     assert done.stderr == ""
+
+
+def test_python_without_grpc_is_a_finding_and_not_the_end(short_dir):
+    without_grpc = "import sys; sys.modules['grpc'] = None; from timeslice.cli.main import run; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", without_grpc, "doctor", "--json"], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "TIMESLICE_RUNTIME_DIR": f"{short_dir}/run"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    findings = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
+    assert findings["generated code"]["grade"] == "FAIL"
+    assert "grpc" in findings["generated code"]["text"]
 
 
 def test_wrong_address_is_a_finding_and_not_the_end(short_dir):

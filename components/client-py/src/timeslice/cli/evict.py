@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from timeslice.orchestrator.exceptions import OrchestratorError, error_from_stat
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb2_grpc
 
 TIMEOUT_S = 10.0
+SIGNALS_SEEN_S = 0.5
 EVICT_TIMEOUT_S = 30.0
 """The end of a lease is recorded before it is answered."""
 
@@ -78,6 +80,9 @@ def _ask(plan: Plan) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise CommandError(f"this would {plan.what}. Without a terminal nobody can be asked: say --yes", BAD_INPUT)
     print(f"This would {plan.what}.\nGo on? [y/N] ", end="", file=sys.stderr, flush=True)
+    # Not one endless read: a Ctrl-C in the instant before it begins would be seen only when the person types on.
+    while not select.select([sys.stdin], [], [], SIGNALS_SEEN_S)[0]:
+        pass
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandError("not confirmed; nothing was changed")
 

@@ -6,13 +6,14 @@ import argparse
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from timeslice._settings import SettingsError
 from timeslice.cli.command import Command, HelpFormatter, Parser
 from timeslice.cli.completion_command import COMPLETION
 from timeslice.cli.doctor_command import DOCTOR
-from timeslice.cli.errors import BAD_INPUT, CommandError
+from timeslice.cli.errors import BAD_INPUT, FAILED, CommandError
 from timeslice.cli.evict_command import EVICT
 from timeslice.cli.run_command import RUN
 from timeslice.cli.status_command import STATUS
@@ -88,4 +89,15 @@ def run() -> None:
     except BrokenPipeError:  # `timeslice status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except Exception as err:
+        if not _is_installation(err):
+            raise
+        print(f"timeslice{command}: {' '.join(str(err).split())}; see timeslice doctor", file=sys.stderr)
+        code = FAILED
     sys.exit(code)
+
+
+def _is_installation(error: Exception) -> bool:
+    """Something is missing, or too old: generated code checks the versions of grpcio and protobuf when imported."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return isinstance(error, ImportError) or any(name.endswith(("_pb2", "_pb2_grpc")) for name in modules)

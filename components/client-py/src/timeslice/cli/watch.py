@@ -22,7 +22,7 @@ TIMEOUT_S = 10.0
 REDRAW_S = 0.1
 """Between two drawings: a group that changes a hundred times a second is still drawn only so often."""
 TICK_S = 1.0
-"""Ages grow without any event."""
+"""Ages grow without any event; and a signal is seen at the latest now."""
 
 Messages = queue.SimpleQueue[Message | None]
 """None: only draw again, the terminal has another size."""
@@ -58,7 +58,11 @@ def watch(target: str | None, groups: Sequence[str], after_sequence: int, as_jso
 
 def _write_lines(messages: Messages, target: str, as_json: bool) -> int:
     while True:
-        message = messages.get()
+        try:
+            # Not for ever: a Ctrl-C in the instant before the wait begins would be seen only with the next event.
+            message = messages.get(timeout=TICK_S)
+        except queue.Empty:
+            continue
         if isinstance(message, Refused):
             raise CommandError(message.text)
         if message is None:

@@ -22,6 +22,14 @@ def findings(facts: Facts) -> Iterator[Finding]:
     yield _package(facts)
     for name, floor in FLOORS.items():
         yield _requirement(name, facts.versions.get(name), floor)
+    if facts.import_problem is not None:
+        yield Finding(
+            AREA,
+            "generated code",
+            Grade.FAIL,
+            f"cannot be imported: {facts.import_problem}",
+            "pip install --upgrade " + " ".join(f"'{name}>={floor}'" for name, floor in FLOORS.items()),
+        )
     yield _servers(facts)
     if facts.has_server_packages:
         yield from _driver_packages(facts)

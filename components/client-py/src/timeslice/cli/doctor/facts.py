@@ -105,6 +105,8 @@ class Facts:
     has_server_packages: bool = False
     """Orchestrator and agent can be imported by this Python."""
     providers: tuple[Provider, ...] = ()
+    import_problem: str | None = None
+    """Why grpc, or the code generated for it, cannot be imported."""
     imported_from: str = ""
     """The folder of the package `timeslice` that this Python imports."""
     driver: DriverFacts = field(default_factory=DriverFacts)

@@ -12,7 +12,8 @@ from timeslice._settings import SettingsError, agent_address, orchestrator_addre
 from timeslice.cli.doctor import installation, machine
 from timeslice.cli.doctor.driver import probe_driver
 from timeslice.cli.doctor.facts import Facts, Server
-from timeslice.cli.doctor.servers import ask_agent, ask_orchestrator
+
+Question = Callable[[str, bool], Server]
 
 
 def gather(target: str | None, agent: str | None, env: Mapping[str, str]) -> Facts:
@@ -20,6 +21,7 @@ def gather(target: str | None, agent: str | None, env: Mapping[str, str]) -> Fac
     problems: list[str] = []
     with ThreadPoolExecutor(3) as threads:  # The driver may take half a minute, silent servers some seconds each.
         driver = threads.submit(probe_driver)
+        ask_orchestrator, ask_agent, import_problem = _questions()
         orchestrator = threads.submit(
             _server, target, "TIMESLICE_ORCH_ADDR", orchestrator_address, ask_orchestrator, env, problems
         )
@@ -27,6 +29,7 @@ def gather(target: str | None, agent: str | None, env: Mapping[str, str]) -> Fac
             _server, agent, "TIMESLICE_AGENT_ADDR", agent_address, ask_agent, env, problems
         )
         return Facts(
+            import_problem=import_problem,
             env=env,
             uid=os.getuid(),
             has_ptrace_capability=machine.has_ptrace_capability(Path("/proc/self/status").read_text()),
@@ -47,11 +50,20 @@ def gather(target: str | None, agent: str | None, env: Mapping[str, str]) -> Fac
         )
 
 
+def _questions() -> tuple[Question | None, Question | None, str | None]:
+    """How orchestrator and agent are asked, or why they cannot be: grpc is missing, or older than generated code."""
+    try:
+        from timeslice.cli.doctor.servers import ask_agent, ask_orchestrator
+    except Exception as err:  # Each library has its own way of saying that a version does not fit.
+        return None, None, f"{type(err).__name__}: {' '.join(str(err).split())}"
+    return ask_orchestrator, ask_agent, None
+
+
 def _server(
     given: str | None,
     variable: str,
     address_of: Callable[[str | None, Mapping[str, str]], str],
-    ask: Callable[[str, bool], Server],
+    ask: Question | None,
     env: Mapping[str, str],
     problems: list[str],
 ) -> Server | None:
@@ -60,4 +72,4 @@ def _server(
     except SettingsError as err:
         problems.append(str(err))
         return None
-    return ask(address, bool(given or env.get(variable)))
+    return None if ask is None else ask(address, bool(given or env.get(variable)))
