@@ -142,7 +142,10 @@ class Shell:
                 self._timer = asyncio.get_running_loop().call_at(at_s, self.post, Woken())
             case Record() | ReadRecord() | RecordWaiter() | ForgetWaiter() | ForgetEnded():
                 self._writer.perform(effect)
-            case (ReplyAcquired() | ReplyQueued() | ReplyYielded() | ReplyEvicted() | Refuse() | AnswerSession()
+            case ReplyYielded():
+                # The next job waits for what is sent to agents now; who gave the group back can wait that long.
+                asyncio.get_running_loop().call_soon(self._service.perform, effect)
+            case (ReplyAcquired() | ReplyQueued() | ReplyEvicted() | Refuse() | AnswerSession()
                   | NotifyLeaseLost() | NotifyLeaseShared()):
                 self._service.perform(effect)
             case (LockContext() | UnlockContext() | StartSnapshot() | StartRestore() | QueryOperation()

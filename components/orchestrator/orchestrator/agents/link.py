@@ -32,6 +32,7 @@ from orchestrator.core.events import (
     OperationEnded,
     OperationPending,
     OperationUnknown,
+    Together,
     Unlocked,
 )
 from orchestrator.core.types import AgentErrorKind, Epoch, OperationId
@@ -136,7 +137,10 @@ class AgentLink:
                 message = await answer(stream.read())
             self._stream = stream
             while message is not grpc.aio.EOF:
-                for event in wire.events(self._node, message):
+                events = wire.events(self._node, message)
+                if len(events) > 1 and not any(isinstance(event, NodeObserved) for event in events):
+                    events = [Together(tuple(events))]
+                for event in events:
                     if isinstance(event, NodeObserved):
                         self._polled = None
                         self._was_accepted = True

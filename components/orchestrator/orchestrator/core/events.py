@@ -296,6 +296,13 @@ class ReadFailed:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What happened at once: decisions are taken when all of it is known."""
+
+    events: tuple[Event, ...]
+
+
 Event = (
     Started
     | GroupConfigured
@@ -324,4 +331,5 @@ Event = (
     | RecordUnclear
     | RecordRead
     | ReadFailed
+    | Together
 )

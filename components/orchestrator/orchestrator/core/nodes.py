@@ -49,7 +49,8 @@ class Node:
 
     def context(self, group: GroupId, job: JobId) -> ContextView | None:
         """Return one context; None: absent."""
-        return self._by_group.get(group, {}).get(job)
+        contexts = self._by_group.get(group)
+        return contexts.get(job) if contexts is not None else None
 
     def has_process(self, job: JobId, pid: int) -> bool:
         """Tell whether the agent attests a process of a job now."""

@@ -41,6 +41,7 @@ from orchestrator.core.events import (
     SessionRenewed,
     SessionStreamLost,
     Started,
+    Together,
     Unlocked,
     Woken,
     YieldRequested,
@@ -137,20 +138,22 @@ class Orchestrator:
         return out
 
     def _apply(self, event: Event, now: float) -> None:
-        match event:
-            case Started():
-                self._start(event, now)
-            case GroupConfigured(config):
-                self._configure(config, now)
-            case Woken():
-                self._wake(now)
-            case Draining():
-                assert self._common is not None, "Started comes first"
-                self._common.is_draining = True
+        match event:  # what comes most often first: each case is a question
+            case ContextChanged() | AcceleratorChanged() | NodeObserved() | NodeDisconnected() | ContextGone():
+                self._apply_view(event, now)
+            case OperationEnded() | Locked() | Unlocked() | OperationPending() | OperationUnknown() | AgentCallFailed():
+                self._apply_answer(event, now)
+            case Recorded() | RecordFailed() | RecordUnclear() | RecordRead() | ReadFailed():
+                self._apply_store(event, now)
+            case Together(events):
+                for one in events:
+                    self._apply(one, now)
             case AcquireRequested():
                 self._acquire(event, now)
             case YieldRequested():
                 self._give_back(event, now)
+            case SessionRenewed() | SessionStreamLost() | SessionClosed():
+                self._apply_session(event, now)
             case CallCancelled(call):
                 name = self._calls.pop(call, None)
                 if name is not None:
@@ -158,14 +161,15 @@ class Orchestrator:
                     self._touch(name)
             case EvictRequested():
                 self._evict(event, now)
-            case SessionRenewed() | SessionStreamLost() | SessionClosed():
-                self._apply_session(event, now)
-            case NodeObserved() | NodeDisconnected() | ContextChanged() | ContextGone() | AcceleratorChanged():
-                self._apply_view(event, now)
-            case OperationEnded() | OperationPending() | OperationUnknown() | Locked() | Unlocked() | AgentCallFailed():
-                self._apply_answer(event, now)
-            case Recorded() | RecordFailed() | RecordUnclear() | RecordRead() | ReadFailed():
-                self._apply_store(event, now)
+            case Woken():
+                self._wake(now)
+            case Started():
+                self._start(event, now)
+            case GroupConfigured(config):
+                self._configure(config, now)
+            case Draining():
+                assert self._common is not None, "Started comes first"
+                self._common.is_draining = True
             case _:
                 assert_never(event)
 

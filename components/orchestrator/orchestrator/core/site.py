@@ -76,11 +76,10 @@ class Site:
     """Contexts on the device that could not be killed: since when, and why."""
     pauses: dict[ContextCall, float] = field(default_factory=dict)
     failures: dict[ContextCall, int] = field(default_factory=dict)
+    group: GroupId = field(init=False)
 
-    @property
-    def group(self) -> GroupId:
-        """The group's id."""
-        return self.config.group
+    def __post_init__(self) -> None:
+        self.group = self.config.group
 
     @property
     def is_known(self) -> bool:
@@ -96,7 +95,11 @@ class Site:
 
     def has(self, job: JobId, *states: ContextState) -> bool:
         """Tell whether a context of the job is in one of these states on some node."""
-        return any(context.state in states for _, context in self.contexts_of(job))
+        for node in self.nodes:
+            context = node.context(self.group, job)
+            if context is not None and context.state in states:
+                return True
+        return False
 
     def is_on_device(self, node: NodeId, job: JobId) -> bool:
         """Tell whether a job's context on a node may have anything on the device."""
@@ -140,6 +143,8 @@ class Site:
 
     def silence_since(self, node: Node, now: float) -> float | None:
         """Return since when a node has not answered, if that is long enough to count."""
+        if node.is_connected and not self.operations.silent_since:
+            return None
         silences = [] if node.is_connected else [node.since_s]
         if node.id in self.operations.silent_since:
             silences.append(self.operations.silent_since[node.id])

@@ -6,6 +6,7 @@ again. Does nothing before its intent is durable.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -196,11 +197,12 @@ class Switch:
         """Return the jobs that must stay where they are, locked; None: the target does not fit beside them."""
         if self.target is None:
             return set()
-        obstacle = self._obstacle()
+        stuck = self._stuck()
+        obstacle = self._obstacle(stuck)
         if obstacle is not None:
             self._block(*obstacle, now)
             return None
-        return self._stuck()
+        return stuck
 
     def _stuck(self) -> set[JobId]:
         """Return the jobs on the device that cannot be saved."""
@@ -210,12 +212,16 @@ class Switch:
             for job, trouble in site.troubles.items()
             if trouble.tries >= site.settings.max_tries and site.has(job, ContextState.RUNNING)
         }
-        failed = {job for job in site.unsaved_jobs() if site.has(job, ContextState.FAULTED)}
+        failed = {
+            job
+            for node in site.nodes
+            for job, view in node.unsaved(site.group).items()
+            if view.state is ContextState.FAULTED
+        }
         return (unsaveable | failed) - {self.target}
 
-    def _obstacle(self) -> tuple[JobId, str, int] | None:
-        """Return who stands in the target's way, why, and how many bytes are missing; None: nobody."""
-        stuck = self._stuck()
+    def _obstacle(self, stuck: set[JobId]) -> tuple[JobId, str, int] | None:
+        """Return who of `stuck` stands in the target's way, why, and how many bytes are missing; None: nobody."""
         missing = self._missing_beside(stuck) if stuck else 0
         for job in sorted(stuck):
             trouble = self._site.troubles.get(job, Trouble(reason="its context is in the driver's FAILED state"))
@@ -232,13 +238,16 @@ class Switch:
     def _pass_barrier(self, unsaveable: set[JobId], now: float) -> bool:
         """Lock, on all nodes, the jobs that are on several, and those that stay; tell whether all are locked."""
         site = self._site
+        if len(site.nodes) == 1 and not unsaveable:
+            return True
         leaving = site.unsaved_jobs() - {self.target} if self.target is not None else site.unrest()
-        spread = {
+        places = Counter(
             job
-            for job in leaving
-            if job in unsaveable
-            or sum(self._may_be_on_device(node, view) for node, view in site.contexts_of(job)) > 1
-        }
+            for node in site.nodes
+            for job, view in node.unsaved(site.group).items()
+            if job in leaving and self._may_be_on_device(node, view)
+        )
+        spread = {job for job in leaving if job in unsaveable or places[job] > 1}
         if not spread:
             return True
         has_passed = True
@@ -341,7 +350,7 @@ class Switch:
         if blocked.job == self.target:
             is_over = not any(site.shortage(node, blocked.job, set()) for node in site.nodes)
         else:
-            obstacle = self._obstacle()
+            obstacle = self._obstacle(self._stuck())
             is_over = obstacle is None
             if obstacle is not None and obstacle[0] != blocked.job:
                 self.blocked = blocked = Blocked(*obstacle, blocked.retry_s)

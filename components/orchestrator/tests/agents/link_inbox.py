@@ -10,7 +10,7 @@ from orchestrator.agents.fake import FakeAgent
 from orchestrator.agents.pool import AgentPool
 from orchestrator.agents.target import AgentTarget, LinkSettings
 from orchestrator.core.effects import KillContext, LockContext, StartRestore, StartSnapshot, UnlockContext
-from orchestrator.core.events import Event
+from orchestrator.core.events import Event, Together
 from orchestrator.core.types import Epoch, GroupId, JobId, NodeId, OperationId, Token
 
 E = TypeVar("E")
@@ -26,7 +26,8 @@ class Inbox:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
     def post(self, event: Event) -> None:
-        self._events.put_nowait(event)
+        for one in event.events if isinstance(event, Together) else (event,):
+            self._events.put_nowait(one)
 
     async def next_of(self, kind: type[E], **fields: Any) -> E:
         """The next event of this kind with these fields; events before it are dropped."""

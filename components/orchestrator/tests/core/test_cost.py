@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import Event
+from orchestrator.core.events import ContextChanged, Event, OperationEnded, Together
+from orchestrator.core.types import ContextState, GroupId, JobId, OperationResult
 from world import World
 
 
@@ -65,3 +66,32 @@ def test_a_handoff_costs_the_same_with_ten_waiters_and_with_a_hundred() -> None:
     few, many = handoff_steps(10), handoff_steps(100)
     assert few > 1000
     assert many == pytest.approx(few, rel=0.1)
+
+
+def test_what_happens_at_once_is_decided_on_once() -> None:
+    """An operation's end and its context's state, as agents push them, apart and together."""
+    decisions = []
+    for is_together in (False, True):
+        world = CountingWorld(nodes=4)
+        world.settle()
+        world.ask("a")
+        world.appear("a")
+        world.ask("b")
+        world.send_give("a")
+        agent = world.agent()
+        while not agent.running_works():
+            [channel, *_] = world.deliverable()
+            world.deliver(channel)
+        [work] = agent.running_works()
+        context = agent.contexts[JobId("a"), GroupId("g")]
+        context.state = ContextState.SAVED
+        events = [
+            OperationEnded(agent.node, work.id, OperationResult(complete=True)),
+            ContextChanged(agent.node, agent.view(context))]
+        before = world.steps
+        for event in [Together(tuple(events))] if is_together else events:
+            world.handle(event)
+        decisions.append((world.steps - before, world.view().state, world.kinds()))
+    (apart, *seen_apart), (together, *seen_together) = decisions
+    assert seen_apart == seen_together
+    assert together < apart * 0.75
