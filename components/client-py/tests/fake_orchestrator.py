@@ -45,6 +45,7 @@ class FakeOrchestrator(pb2_grpc.TimeSliceOrchestratorServiceServicer):
         self.sessions: dict[str, FakeSession] = {}
         self.calls: list[tuple[str, Any]] = []
         self.answers_renewals = True
+        self.discarded_tags: list[str] = []
         self._grants: dict[str, pb2.Lease] = {}
         self._failures: dict[str, deque[tuple[str, str, bool]]] = {}
         self._held_answers: dict[str, threading.Event] = {}
@@ -179,7 +180,11 @@ class FakeOrchestrator(pb2_grpc.TimeSliceOrchestratorServiceServicer):
                 return pb2.AcquireResponse(queued=True)
         after()
         return pb2.AcquireResponse(
-            success=True, waited_ms=int((time.monotonic() - started) * 1000), context_restored=False, leases=[lease]
+            success=True,
+            waited_ms=int((time.monotonic() - started) * 1000),
+            context_restored=False,
+            leases=[lease],
+            discarded_tags=self.discarded_tags,
         )
 
     def Yield(self, request: pb2.YieldRequest, context: grpc.ServicerContext) -> pb2.YieldResponse:

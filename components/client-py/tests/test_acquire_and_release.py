@@ -12,7 +12,7 @@ from timeslice.orchestrator.exceptions import (
     OrchestratorInvalidArgumentError,
     OrchestratorTimeoutError,
 )
-from timeslice.orchestrator.types import AgentJobState, GroupLockState
+from timeslice.orchestrator.types import AcquireResult, AgentJobState, GroupLockState
 
 
 def test_free_group_is_granted_and_given_back_with_its_token(orchestrator, connect):
@@ -25,6 +25,17 @@ def test_free_group_is_granted_and_given_back_with_its_token(orchestrator, conne
     [request] = orchestrator.seen("Yield")
     assert request.fencing_token == 1
     assert request.session_id in orchestrator.sessions
+
+
+def test_what_was_dropped_is_told_beside_the_result(orchestrator, connect):
+    client = connect()
+    orchestrator.discarded_tags = ["weights", "kv_cache"]
+    with client.on_accelerators() as turn:
+        assert turn.discarded_tags == ("weights", "kv_cache")
+        assert turn == AcquireResult(True, turn.waited_ms, False)
+    orchestrator.discarded_tags = []
+    assert client.acquire().discarded_tags == ()
+    assert AcquireResult(True, 0, True).discarded_tags == ()
 
 
 def test_second_job_waits_until_the_first_yields(orchestrator, connect, background):

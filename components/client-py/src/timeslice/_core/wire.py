@@ -32,7 +32,9 @@ def acquire_request(holding: Holding, send: Send, session_id: str) -> pb2.Acquir
 
 
 def acquire_result(reply: pb2.AcquireResponse) -> AcquireResult:
-    return AcquireResult(reply.success, reply.waited_ms, reply.context_restored)
+    result = AcquireResult(reply.success, reply.waited_ms, reply.context_restored)
+    object.__setattr__(result, "_discarded_tags", tuple(reply.discarded_tags))  # the class is frozen
+    return result
 
 
 def is_queued(reply: object) -> bool:

@@ -44,6 +44,16 @@ class AcquireResult:
     context_restored: bool
     """True if the job's device memory was copied back for this grant."""
 
+    @property
+    def discarded_tags(self) -> tuple[str, ...]:
+        """What was dropped when the job was saved, for it to fill again: ("weights", "kv_cache"), or ("*",) for all.
+
+        Told with the first grant after it; empty if everything was kept. No field, so that results are made and
+        compared as they always were.
+        """
+        found: tuple[str, ...] = getattr(self, "_discarded_tags", ())
+        return found
+
 
 @dataclass(frozen=True)
 class YieldResult:
