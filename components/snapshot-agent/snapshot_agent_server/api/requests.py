@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
@@ -142,9 +142,13 @@ def kill_call(request: pb.KillRequest) -> KillCall:
     )
 
 
-def registration(request: pb.RegisterWorkload, connection: ConnectionId) -> Registration:
-    """Raises: BadRequest; NotBuilt for backends that this agent does not have."""
-    key = ContextKey(JobId(_id("job_id", request.job_id)), GroupId(_id("group", request.group)))
+def registration(request: pb.RegisterWorkload, connection: ConnectionId, groups: Collection[GroupId]) -> Registration:
+    """`groups`: of this node; if there is one only, a workload need not name it.
+
+    Raises: BadRequest; NotBuilt for backends that this agent does not have.
+    """
+    group = request.group or (next(iter(groups)) if len(groups) == 1 else "")
+    key = ContextKey(JobId(_id("job_id", request.job_id)), GroupId(_id("group", group)))
     targets = _targets(request.backend_config)
     tree = _tree(request.tree) if request.HasField("tree") else None
     pids = _pids("pids", [*request.pids, *targets, *([tree.root_pid] if tree is not None else [])])

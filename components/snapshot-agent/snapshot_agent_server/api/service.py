@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Protocol
 
 import grpc
@@ -17,7 +17,7 @@ from snapshot_agent_server.api.errors import BadRequest, NotBuilt, RefusedCall, 
 from snapshot_agent_server.api.messages import operation_response
 from snapshot_agent_server.api.streams import Stream, StreamEnd
 from snapshot_agent_server.core.effects import Accept, ChannelEnd, EndChannel
-from snapshot_agent_server.core.ids import OperationId
+from snapshot_agent_server.core.ids import GroupId, OperationId
 from snapshot_agent_server.core.operations import Operation
 from snapshot_agent_server.core.workloads import CommandResult
 
@@ -55,6 +55,8 @@ class Agent(Protocol):
     async def request(self, call: requests.Call) -> Accept: ...
 
     async def kill(self, call: requests.KillCall) -> Accept: ...
+
+    def groups(self) -> Collection[GroupId]: ...
 
     def open_channel(self) -> Channel: ...
 
@@ -174,8 +176,10 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
         except (BadRequest, NotBuilt, RefusedCall) as error:
             await abort(context, error)
         finally:
-            reading.cancel()
-            writing.cancel()
+            for task in (reading, writing):
+                task.cancel()
+                if task.done() and not task.cancelled():
+                    task.exception()  # one of them has told already why the channel is over
             self._agent.close_channel(channel, is_closed)
 
     async def _read(
@@ -185,7 +189,8 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
         async for message in messages:
             match message.WhichOneof("message"):
                 case "register":
-                    await self._agent.register(requests.registration(message.register, channel.id))
+                    groups = self._agent.groups()
+                    await self._agent.register(requests.registration(message.register, channel.id, groups))
                 case "result" if accepted.is_set():
                     self._agent.answered(channel, requests.command_result(message.result))
                 case _ if not accepted.is_set():

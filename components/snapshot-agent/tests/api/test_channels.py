@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 
-from node_under_test import MIB, Client, FakeNode
+from node_under_test import GPU, MIB, Client, FakeNode
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server.processes import proc
 
@@ -133,6 +133,15 @@ async def test_a_mode_that_the_workload_does_not_support_is_refused_with_those_t
         with pytest.raises(grpc.aio.AioRpcError, match="mode discard; it supports offload") as caught:
             await begin(client, "a", "s", backend_config=config)
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_workload_need_not_name_the_only_group(make_node: Callable[..., FakeNode]) -> None:
+    node = make_node(groups={"g": [GPU]})
+    async with node.up() as client:
+        workload = Workload(client)
+        await workload.register("a", "")
+        assert await client.until(lambda: ("a", "g") in client.jobs)
+        workload.break_off()
 
 
 async def test_a_failure_is_told_in_the_workloads_own_words(node: FakeNode) -> None:
