@@ -6,6 +6,7 @@ A difference between the two would make the orchestrator's own tests prove nothi
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -95,6 +96,36 @@ class Real:
         process, handle = self._jobs.pop(job)
         await asyncio.to_thread(process.kill)
         await asyncio.to_thread(handle.close)
+
+
+class Callbacks(Real):
+    """The product's agent, and jobs that save themselves, from this process."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._handles: dict[str, WorkloadHandle] = {}
+        self.asked: list[tuple[str, str]] = []
+
+    async def stop(self) -> None:
+        for job in list(self._handles):
+            await self.end(job)
+        await super().stop()
+
+    async def appear(self, job: str) -> None:
+        self._handles[job] = await asyncio.to_thread(
+            lambda: register_workload(
+                self.address,
+                job,
+                "g",
+                on_snapshot=lambda mode, tags: self.asked.append((f"save by {mode}", job)),
+                on_restore=lambda tags: self.asked.append(("restore", job)),
+                default_mode="discard",
+                tags=["weights"],
+            )
+        )
+
+    async def end(self, job: str) -> None:
+        await asyncio.to_thread(self._handles.pop(job).close)
 
 
 class Fake:
@@ -232,6 +263,32 @@ async def agent(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await under_test.stop()
 
 
+whoever_saves = pytest.mark.parametrize(
+    "agent", [Fake, Real, Callbacks], indirect=True, ids=["fake", "real", "callbacks"]
+)
+
+
+@pytest.mark.parametrize("agent", [Callbacks], indirect=True, ids=["callbacks"])
+async def test_a_job_of_callbacks_is_never_locked_and_tells_what_it_dropped(agent: Callbacks) -> None:
+    async with linked(agent) as (link, _):
+        await agent.appear("a")
+        shown = await link.shows("a", ContextState.RUNNING, locked=False)
+        assert (shown.backend, shown.can_be_locked, shown.pids) == ("app_channel", False, {os.getpid()})
+        await link.lock("a")
+        link.save("a", "save-1")
+        await link.completes("save-1")
+        saved = await link.shows("a", ContextState.SAVED, locked=False)
+        assert saved.discarded_tags == ("weights",)
+        link.load("a", "load-1")
+        await link.completes("load-1")
+        back = await link.shows("a", ContextState.RUNNING, locked=False)
+        assert back.discarded_tags == ("weights",)
+        await link.unlock("a")
+        assert agent.asked == [("save by discard", "a"), ("restore", "a")]
+        await agent.end("a")
+        await link.next_of(ContextGone, job="a", group=G)
+
+
 async def test_a_stream_begins_with_everything_and_goes_on_with_every_change(agent: AgentUnderTest) -> None:
     async with linked(agent) as (link, first):
         assert first.contexts == ()
@@ -284,6 +341,7 @@ async def test_a_context_is_locked_saved_restored_and_unlocked_and_each_step_is_
         await link.shows("a", ContextState.RUNNING, locked=False)
 
 
+@whoever_saves
 async def test_a_save_and_the_restore_behind_it_are_sent_at_once(agent: AgentUnderTest) -> None:
     async with linked(agent) as (link, _):
         for job in "ab":
@@ -297,6 +355,7 @@ async def test_a_save_and_the_restore_behind_it_are_sent_at_once(agent: AgentUnd
         await link.completes("load-b")
 
 
+@whoever_saves
 async def test_a_restore_behind_an_unknown_operation_fails_and_changes_nothing(agent: AgentUnderTest) -> None:
     async with linked(agent) as (link, _):
         await agent.appear("a")
@@ -318,6 +377,7 @@ async def test_what_is_asked_of_an_absent_context_succeeds(agent: AgentUnderTest
         await link.next_of(OperationEnded, operation="load-n")
 
 
+@whoever_saves
 async def test_stale_tokens_and_epochs_are_refused_and_the_highest_outlive_the_agent(agent: AgentUnderTest) -> None:
     async with linked(agent) as (link, _):
         await agent.appear("a")
@@ -333,6 +393,7 @@ async def test_stale_tokens_and_epochs_are_refused_and_the_highest_outlive_the_a
         assert (fence.token, fence.epoch) == (7, EPOCH)
 
 
+@whoever_saves
 async def test_an_operation_id_that_comes_twice_starts_nothing_new(agent: AgentUnderTest) -> None:
     async with linked(agent) as (link, _):
         await agent.appear("a")

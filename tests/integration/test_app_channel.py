@@ -127,6 +127,26 @@ def test_job_of_the_driver_and_job_of_callbacks_take_turns(tmp_path: Path) -> No
         assert device.problems == []
 
 
+def test_what_a_job_drops_is_told_to_it_with_its_next_turn(tmp_path: Path) -> None:
+    with Machine(tmp_path) as machine:
+        device = Device()
+        job, other = Job(machine, device, "job"), machine.client("other")
+        assert job.client.acquire(timeout_sec=20).discarded_tags == ()
+        job.register(default_mode="discard", tags=["weights", "kv_cache"])
+        waits = Caller(other.acquire, timeout_sec=30)
+        machine.wait_for(waiting("other"))
+        job.client.release()
+        assert waits.wait().discarded_tags == ()
+        assert job.modes == ["discard"]
+        waits = Caller(job.client.acquire, timeout_sec=30)
+        machine.wait_for(waiting("job"))
+        other.release()
+        again = waits.wait()
+        assert (again.context_restored, again.discarded_tags) == (True, ("weights", "kv_cache"))
+        job.client.release()
+        assert job.client.acquire(timeout_sec=20).discarded_tags == (), "it has filled again what it had dropped"
+
+
 def test_workload_that_registers_before_its_turn_is_taken_off_before_another_gets_the_group(tmp_path: Path) -> None:
     with Machine(tmp_path) as machine:
         device = Device()
