@@ -6,11 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-<<<<<<< HEAD
-from collections.abc import Callable, Iterable
-=======
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
->>>>>>> 5a4542c (wip)
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
@@ -67,12 +63,7 @@ from snapshot_agent_server.core.events import (
     Sampled,
     Woken,
 )
-<<<<<<< HEAD
-from snapshot_agent_server.core.ids import OperationId
-=======
-from snapshot_agent_server.core.ids import ContextKey, GroupId, OperationId, ProcessId
-from snapshot_agent_server.core.memory import Memory
->>>>>>> 5a4542c (wip)
+from snapshot_agent_server.core.ids import GroupId, OperationId
 from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Status
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
