@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -21,38 +22,53 @@ import pytest
 from calls import held_by, waiting
 from device_truth import WORK, overlaps_of_unlocked_work
 from machine import LOOK_AGAIN_S, Machine
-from timeslice.cli.run_cgroup import make_cgroup
 
 TREE = str(Path(__file__).with_name("tree_process.py"))
 TIMEOUT_S = 60.0
 STOPPED_S = 1.0
 """Twice the half second in which an intruder is stopped: the machine may be busy."""
-WITHOUT_CGROUPS = (
-    "for m in $(awk '$3 ~ /^cgroup/ {print $2}' /proc/mounts); do mount -o remount,ro,bind $m || exit 1; done;"
-    ' exec "$@"'
-)
-"""In a mount namespace of its own: what may be done as root, and then no cgroup can be made."""
+WITHOUT = """
+for mount in $(awk '$3 ~ /^('"$1"')$/ {print $2}' /proc/mounts); do mount -o remount,ro,bind $mount || exit 1; done
+shift; exec "$@"
+"""
+"""Where cgroups may be made, as root usually: in a mount namespace in which those of some kinds may not."""
+WAYS = {"cgroup2": "none", "cgroup1": "cgroup2", "ancestry": "cgroup2?"}
+"""How the processes of a tree are known: the way, and the kinds of mounts that are closed for it."""
+WHICH_WAY = """
+import os
+from timeslice.cli.run_cgroup import make_cgroup
+made = make_cgroup(os.getpid())
+print("ancestry" if made is None else "cgroup1" if made.controllers else "cgroup2")
+if made is not None:
+    made.remove()
+"""
 
 
-def may_make_cgroups() -> bool:
-    made = make_cgroup(os.getpid())
-    if made is not None:
-        made.remove()
-    return made is not None
+def in_way(way: str, *command: str) -> list[str]:
+    if which_way() == "ancestry":
+        return list(command)  # there is no other here
+    return ["unshare", "--mount", "sh", "-c", WITHOUT, "sh", WAYS[way], *command]
+
+
+@functools.cache
+def which_way(way: str | None = None) -> str:
+    """The way in which a tree is known here; in a namespace for `way` if given."""
+    command = [sys.executable, "-c", WHICH_WAY]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(in_way(way, *command) if way else command, env=env, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 class Run:
     """A `timeslice run` whose command says JSON lines."""
 
-    def __init__(self, machine: Machine, job: str, options: list[str], *words: str, has_cgroup: bool = True) -> None:
+    def __init__(self, machine: Machine, job: str, options: list[str], *words: str, way: str = "cgroup2") -> None:
         node = machine.nodes["n0"]
         command = [sys.executable, "-m", "timeslice.cli", "run", "--group", "g", "--job", job, "--verbose", *options]
-        if not has_cgroup and may_make_cgroups():
-            command = ["unshare", "--mount", "sh", "-c", WITHOUT_CGROUPS, "sh", *command]
         env = {**node.env, "TIMESLICE_ORCH_ADDR": machine.address, "TIMESLICE_AGENT_ADDR": node.address}
         self.process = subprocess.Popen(
-            [*command, "--", *words], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, start_new_session=True,
+            [*in_way(way, *command), "--", *words], env=env, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.said: list[dict[str, Any]] = []
         self.errors: list[str] = []
@@ -138,12 +154,12 @@ def runs() -> Iterator[list[Run]]:
         run.close()
 
 
-@pytest.fixture(params=["cgroup", "ancestry"])
-def has_cgroup(request: pytest.FixtureRequest) -> bool:
+@pytest.fixture(params=["cgroup2", "ancestry"])
+def way(request: pytest.FixtureRequest) -> str:
     """How the processes of a tree are known."""
-    if request.param == "cgroup" and not may_make_cgroups():
-        pytest.skip("cgroups may not be made here")
-    return bool(request.param == "cgroup")
+    if which_way(request.param) != request.param:
+        pytest.skip(f"cgroups of that kind may not be made here: {which_way()}")
+    return str(request.param)
 
 
 def tree(mode: str, size_mib: int, seed: int, rounds: int) -> list[str]:
@@ -177,12 +193,13 @@ def until_saved(machine: Machine, pid: int) -> None:
         time.sleep(LOOK_AGAIN_S)
 
 
+@pytest.mark.parametrize("way", list(WAYS), indirect=True)
 def test_two_trees_that_do_not_fit_together_take_turns_and_keep_their_contents(
-    machine: Machine, runs: list[Run], has_cgroup: bool
+    machine: Machine, runs: list[Run], way: str
 ) -> None:
     """Each a root, a child, and an orphan without the marker; 24 of 32 MiB each: whoever is missed is in the way."""
     for job, seed in (("a", 1), ("b", 11)):
-        runs.append(Run(machine, job, ["--no-hold"], *tree("turns", 12, seed, 4), has_cgroup=has_cgroup))
+        runs.append(Run(machine, job, ["--no-hold"], *tree("turns", 12, seed, 4), way=way))
     assert [run.end() for run in runs] == [0, 0], [run.errors for run in runs]
     assert all({"intact": True} in run.said for run in runs)
     journal = machine.nodes["n0"].journal()
@@ -190,7 +207,8 @@ def test_two_trees_that_do_not_fit_together_take_turns_and_keep_their_contents(
     assert len({pid for pid, _, _ in windows}) == 4
     assert overlaps_of_unlocked_work(journal, windows) == []
     assert machine.status().group.handoffs_total >= 4
-    assert all(("cgroup" if has_cgroup else "ancestry") in run.errors[0] for run in runs)
+    named = {"cgroup2": "known by cgroup ", "cgroup1": "/freezer/", "ancestry": "known by ancestry"}
+    assert all(named[way] in run.errors[0] for run in runs)
 
 
 def test_command_finds_its_groups_gpu_as_the_first(tmp_path: Path, runs: list[Run]) -> None:
@@ -202,13 +220,11 @@ def test_command_finds_its_groups_gpu_as_the_first(tmp_path: Path, runs: list[Ru
         assert {record["device"] for record in journal if record["kind"] in WORK} == {1}
 
 
-def test_two_commands_that_hold_the_group_run_one_after_the_other(
-    machine: Machine, runs: list[Run], has_cgroup: bool
-) -> None:
-    first = Run(machine, "a", [], *tree("held", 10, 1, 0), has_cgroup=has_cgroup)
+def test_two_commands_that_hold_the_group_run_one_after_the_other(machine: Machine, runs: list[Run], way: str) -> None:
+    first = Run(machine, "a", [], *tree("held", 10, 1, 0), way=way)
     runs.append(first)
     first.hear("pids")
-    second = Run(machine, "b", [], *tree("held", 10, 11, 3), has_cgroup=has_cgroup)
+    second = Run(machine, "b", [], *tree("held", 10, 11, 3), way=way)
     runs.append(second)
     second.be_told("waiting for group g: held by a, place 1 of 1")
     first.finish()
@@ -222,14 +238,14 @@ def test_two_commands_that_hold_the_group_run_one_after_the_other(
 
 
 def test_group_stays_held_by_a_command_whose_timeslice_run_was_killed_until_it_ends(
-    machine: Machine, runs: list[Run], has_cgroup: bool
+    machine: Machine, runs: list[Run], way: str
 ) -> None:
     """kill -9 of `timeslice run`: nobody else works beside its command, and nothing is held for ever."""
-    first = Run(machine, "a", [], *tree("held", 10, 1, 0), has_cgroup=has_cgroup)
+    first = Run(machine, "a", [], *tree("held", 10, 1, 0), way=way)
     runs.append(first)
     pids = first.hear("pids")
     first.hear("turn")
-    second = Run(machine, "b", [], *tree("held", 10, 11, 2), has_cgroup=has_cgroup)
+    second = Run(machine, "b", [], *tree("held", 10, 11, 2), way=way)
     runs.append(second)
     machine.wait_for(waiting("b"))
     root = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
@@ -250,10 +266,8 @@ def test_group_stays_held_by_a_command_whose_timeslice_run_was_killed_until_it_e
     assert late == []
 
 
-def test_child_that_is_born_while_its_tree_is_saved_is_saved_too(
-    machine: Machine, runs: list[Run], has_cgroup: bool
-) -> None:
-    late = Run(machine, "a", ["--no-hold"], *tree("late", 8, 1, 1), has_cgroup=has_cgroup)
+def test_child_that_is_born_while_its_tree_is_saved_is_saved_too(machine: Machine, runs: list[Run], way: str) -> None:
+    late = Run(machine, "a", ["--no-hold"], *tree("late", 8, 1, 1), way=way)
     runs.append(late)
     late.hear("gave_back")
     client = machine.client("b")
@@ -272,13 +286,13 @@ def test_child_that_is_born_while_its_tree_is_saved_is_saved_too(
 
 
 def test_row_44_a_tree_that_never_asks_is_stopped_within_half_a_second(
-    machine: Machine, runs: list[Run], has_cgroup: bool
+    machine: Machine, runs: list[Run], way: str
 ) -> None:
     client = machine.client("b")
     client.acquire(timeout_sec=20)
     process = machine.process("b")
     written = process.call("alloc", "weights", 8 << 20, 1)
-    wild = Run(machine, "a", ["--no-hold"], *tree("held", 4, 11, 0), has_cgroup=has_cgroup)
+    wild = Run(machine, "a", ["--no-hold"], *tree("held", 4, 11, 0), way=way)
     runs.append(wild)
     pids = wild.hear("pids")
     machine.wait_for(lambda group: any(c.type == "Intruder" and "a" in c.jobs for c in group.conditions))
