@@ -283,12 +283,14 @@ def test_memory_available():
 def test_tightest_cgroup_above_decides(tmp_path):
     inner = tmp_path / "kube" / "pod"
     inner.mkdir(parents=True)
-    for folder, limit, used in ((inner, "max", 5), (tmp_path / "kube", "100", 40)):
+    for folder, limit, used in ((inner, "1000", 5), (tmp_path / "kube", "100", 40)):
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text(f"{used}\n")
     assert machine.cgroup_room("0::/kube/pod\n", tmp_path) == CgroupRoom(str(tmp_path / "kube"), 60)
     assert machine.cgroup_room("5:memory:/x\n", tmp_path) is None
     (tmp_path / "kube" / "memory.max").write_text("max\n")
+    assert machine.cgroup_room("0::/kube/pod\n", tmp_path) == CgroupRoom(str(inner), 995)
+    (inner / "memory.max").write_text("max\n")
     assert machine.cgroup_room("0::/kube/pod\n", tmp_path) is None
 
 

@@ -164,7 +164,10 @@ def test_table_fits_any_terminal(width):
 def test_columns_are_cut_before_they_are_left_out():
     rows = full_board().cells(NOW_S)
     natural = column_widths(rows, 300)
-    assert column_widths(rows, sum(natural.values()) + 12) == natural
+    total = sum(natural.values()) + 2 * 6
+    assert column_widths(rows, total) == natural
+    longest = max(natural, key=lambda name: natural[name])
+    assert column_widths(rows, total - 3) == {**natural, longest: natural[longest] - 3}
     assert list(column_widths(rows, 76)) == list(natural)
     for width in range(22, 200):
         widths = column_widths(rows, width)
