@@ -105,7 +105,7 @@ def test_import_of_the_package_pulls_in_only_itself() -> None:
 
 
 def test_types_and_exceptions_need_no_grpc() -> None:
-    found = modules_after("timeslice.orchestrator.types, timeslice.orchestrator.exceptions")
+    found = modules_after("timeslice.orchestrator.types, timeslice.orchestrator.exceptions, timeslice.aio")
     assert not found & {"grpc", "google.protobuf", "asyncio"}
 
 
