@@ -105,10 +105,7 @@ class Leases:
         )
         holding = Holding(lease, now, has_restored, sessionless_since_s=now)
         self.holding = holding
-        site.resident = job
-        site.troubles.pop(job, None)
-        site.blocked_since.pop(job, None)
-        site.evicted.discard(job)
+        site.welcome(job)
         self.last_yield = None
         self._common.graph.hold(site.group, job)
         self._ledger.changed()
@@ -341,8 +338,7 @@ class Leases:
         self._common.graph.hold(site.group, None)
         self._common.timers.cancel(Timer(site.group, "sessionless"))
         if ending is Ending.EVICTED:
-            site.evicted.add(lease.job)
-            site.resident = None
+            site.evict(lease.job)
         ended = EndedLease(
             group=site.group,
             job=lease.job,

@@ -67,6 +67,8 @@ class Site:
     new_faults: list[JobId] = field(default_factory=list)
     evicted: set[JobId] = field(default_factory=set)
     """Jobs whose lease was ended for them: they may not stay on the device."""
+    unlooked: set[tuple[NodeId, JobId]] = field(default_factory=set)
+    """Contexts of evicted jobs that showed as idle then, and that no agent has looked at since."""
     blocked_since: dict[JobId, float] = field(default_factory=dict)
     indeterminate: dict[tuple[NodeId, JobId], str] = field(default_factory=dict)
     """Contexts of which the driver has not said how an operation ended, and what the agent said of that."""
@@ -127,6 +129,8 @@ class Site:
     def unrest(self) -> set[JobId]:
         """Return the jobs that must go off the device although nobody may be waiting: evicted, or torn."""
         evicted = {job for job in self.evicted if self.has(job, ContextState.RUNNING) and job not in self.troubles}
+        for node in self.nodes if self.unlooked else ():
+            evicted |= self.unseen_on(node) - {self.resident} - self.troubles.keys()
         return evicted | {job for job in self.unsaved_jobs() if self.is_torn(job) and job not in self.troubles}
 
     def unseen_on(self, node: Node, seen: Collection[tuple[NodeId, JobId]] = ()) -> set[JobId]:
@@ -135,11 +139,32 @@ class Site:
         Agents notice by sampling that a process starts to use a device, so whoever held the group until now may have
         memory there that nobody has reported yet.
         """
-        job = self.resident
-        if job is None or (node.id, job) in seen:
-            return set()
-        context = node.context(self.group, job)
-        return {job} if context is not None and context.pids else set()
+        suspects = {job for where, job in self.unlooked if where == node.id}
+        if self.resident is not None:
+            suspects.add(self.resident)
+        return {
+            job
+            for job in suspects
+            if (node.id, job) not in seen
+            and (context := node.context(self.group, job)) is not None
+            and context.pids
+        }
+
+    def evict(self, job: JobId) -> None:
+        """A job's lease was ended for it: it must go off the device, also where nobody has seen it there."""
+        self.resident = None
+        self.evicted.add(job)
+        self.unlooked |= {
+            (node.id, job) for node, context in self.contexts_of(job) if context.state is ContextState.IDLE
+        }
+
+    def welcome(self, job: JobId) -> None:
+        """A job is granted: nothing is held against it any more."""
+        self.resident = job
+        self.troubles.pop(job, None)
+        self.blocked_since.pop(job, None)
+        self.evicted.discard(job)
+        self.unlooked = {suspect for suspect in self.unlooked if suspect[1] != job}
 
     def silence_since(self, node: Node, now: float) -> float | None:
         """Return since when a node has not answered, if that is long enough to count."""

@@ -98,6 +98,7 @@ class Switch:
             self.has_restored = True
         if operation.kind is OperationKind.SNAPSHOT and outcome.end in (End.DONE, End.FAILED, End.GONE):
             self.seen.add((operation.node, operation.job))
+            site.unlooked.discard((operation.node, operation.job))
         if operation.kind is OperationKind.LOCK and outcome.end is End.DONE:
             self._locked_idle.add((operation.node, operation.job))
         if outcome.end not in (End.FAILED, End.INDETERMINATE):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.core.types import ContextState, GroupId, JobId, RefusalCode
+import pytest
+
+from orchestrator.core.types import ContextState, EvictAction, GroupId, JobId, RefusalCode
 from world import World
 
 
@@ -68,6 +70,33 @@ def test_memory_that_no_agent_has_seen_yet_is_saved_for_a_job_that_comes_later()
     world.give("a")
     assert world.lease(world.ask("b")) is not None
     assert world.state("a") == "saved"
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_memory_of_an_evicted_job_that_no_agent_has_seen_yet_is_saved_too(is_waited_for: bool) -> None:
+    world = World()
+    world.settle()
+    world.ask("a")
+    world.appear("a", is_unsampled=True)
+    call = world.ask("b") if is_waited_for else None
+    world.evict(EvictAction.END_LEASE, job="a")
+    assert world.state("a") == "saved"
+    assert call is None or world.lease(call) is not None
+    assert world.view().state == ("locked" if is_waited_for else "idle")
+
+
+def test_an_evicted_job_is_looked_at_once() -> None:
+    world = World()
+    world.settle()
+    world.ask("a")
+    world.agent().register(JobId("a"), GroupId("g"))
+    world.settle()
+    world.evict(EvictAction.END_LEASE, job="a")
+    for job in "bcb":
+        lease = world.lease(world.ask(job))
+        assert lease is not None
+        world.give(job, token=lease.token)
+    assert world.kinds().count("snapshot_started") == 1
 
 
 def test_yield_with_nobody_waiting_leaves_the_context_on_the_device() -> None:

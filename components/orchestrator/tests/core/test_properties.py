@@ -528,7 +528,9 @@ class HostileWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.world is not None)
     @rule(writes_land=st.booleans())
     def restart_orchestrator(self, writes_land: bool) -> None:
+        # A session that was over may come back with another group's record: it learns what it holds when it is opened.
         alive = [belief for belief in self.believes if self.w.core.has_session(SessionId(belief[2]))]
+        self.believes = {belief: self.believes[belief] for belief in alive}
         self.w.crash(writes_land=writes_land)
         self.streams.clear()
         for group, token, session in alive:
@@ -638,6 +640,7 @@ class HostileWorld(RuleBasedStateMachine):
                     is_next |= context.job == group.site.resident  # in memory, and not recorded yet
                     is_noticed = context.job in group.intruders or is_next
                     is_evicted = (str(agent.node), str(group.id), str(context.job)) in self.evicted
+                    is_evicted &= group.holding is None or not group.holding.is_placed or not seen.is_connected
                     assert (not context.is_tame and (is_unseen or is_noticed)) or is_evicted, (
                         f"{context.job} runs on {agent.node} without the lease (last holder: {resident})"
                     )
