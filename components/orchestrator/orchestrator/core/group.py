@@ -104,9 +104,11 @@ class Group:
         """Grant, queue, attach or refuse a request."""
         request = event.request or RequestId(f"call {event.call}")
         refusal = self._refuse_old(event.request, event.job) if event.request is not None else None
-        if refusal is None and self.leases.attach(event):
-            return
         waiter = self.queue.get(request)
+        if refusal is None and self.leases.attach(event):
+            if waiter is not None:
+                self.waiting.forget(waiter)  # it was between two slices when its session was granted
+            return
         if refusal is None and waiter is None:
             refusal = self._refuse_new(event)
         if refusal is not None:

@@ -307,6 +307,19 @@ def test_waiter_of_the_job_that_was_between_two_slices_joins_when_it_is_back(wor
     assert take(world, "s1", request="r1").holders == ("s2", "s1")
 
 
+def test_request_that_comes_back_to_a_lease_that_its_session_has_by_now_leaves_the_queue(world: World) -> None:
+    world.ask("b", session="t")
+    world.ask("a", session="s1", request="r1", wait_s=1.0)
+    world.advance(3.5)
+    world.ask("a", session="s1", request="r2")
+    world.give("b", session="t")
+    assert held(world).holders == ("s1",)
+    assert [waiter.request for waiter in world.view().waiters] == ["r1"]
+    assert take(world, "s1", request="r1").holders == ("s1",)
+    assert world.view().waiters == ()
+    assert world.store.waiters == {}
+
+
 # ---------------------------------------------------------------- clients without sessions
 
 
