@@ -13,10 +13,10 @@ from timeslice_benchmarks.installation import Installation, Job
 from timeslice_benchmarks.load import Load
 from timeslice_demo.ground_truth import JournalLine, covered_ns
 
-TURNS = Size(300, 60, 4)
-TURNS_OF_NODES = Size(150, 40, 4)
-TURNS_OF_COPIES = Size(60, 15, 3)
-TURNS_OF_DELAYS = Size(10, 4, 2)
+TURNS = Size(200, 60, 4)
+TURNS_OF_NODES = Size(100, 40, 4)
+TURNS_OF_COPIES = Size(15, 8, 3)
+TURNS_OF_DELAYS = Size(6, 4, 2)
 DRAINED = Size(400, 100, 8)
 SMALL_MIB = 4
 LARGE_MIB = 256

@@ -127,6 +127,7 @@ class Installation:
         self.agents: dict[str, str] = {}
         """Agents' addresses by node."""
         self.orchestrator_address = f"unix:{self.folder}/orchestrator.sock"
+        self.echo_address = f"unix:{self.folder}/echo.sock"
 
     def __enter__(self) -> Installation:
         return self
@@ -137,11 +138,10 @@ class Installation:
         if self._memory_folder is not None:
             shutil.rmtree(self._memory_folder, ignore_errors=True)
 
-    def echo(self) -> str:
-        """Start a bare gRPC server; its address."""
-        address = f"unix:{self.folder}/echo.sock"
-        Server(self.family, "echo", python_command("timeslice_benchmarks.echo_server", address), self._env, self.folder)
-        return address
+    def echo(self) -> Server:
+        """A bare gRPC server on `echo_address`."""
+        command = python_command("timeslice_benchmarks.echo_server", self.echo_address)
+        return Server(self.family, "echo", command, self._env, self.folder)
 
     def agent(self, node: str = "n0", memory_mib: int = 1024, trace: Path | None = None) -> Server:
         """A real agent on one mock GPU of its own, which is group "g"; `trace`: see traced.py."""

@@ -12,11 +12,16 @@ from typing import Any
 import grpc
 
 from timeslice_benchmarks.figures import quantile
+from timeslice_benchmarks.usage import memory_mb
 
 METHOD = "/echo.Echo/Call"
+WAIT = "/echo.Echo/Wait"
 MESSAGE = bytes(range(64))
 """About what an Acquire carries."""
 CONCURRENT_CALLS = 64
+MAX_PENDING = 100_000
+ALL_ARRIVED_S = 0.5
+"""That the memory of a server did not grow for so long tells that no call is on its way to it."""
 
 
 def fsync_ms(folder: Path, times: int = 200) -> float:
@@ -42,14 +47,20 @@ def described(fsync: float) -> dict[str, Any]:
 
 
 async def serve_echo(address: str, ready: Callable[[], None], ended: asyncio.Event) -> None:
-    """A server that does nothing but answer, until `ended`."""
+    """A server that does nothing but answer (or, to Wait, does not), until `ended`."""
 
     async def answer(request: bytes, _: Any) -> bytes:
         return request
 
-    server = grpc.aio.server()
-    handler: Any = grpc.unary_unary_rpc_method_handler(answer)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", {"Call": handler}),))
+    async def wait(request: bytes, _: Any) -> bytes:
+        await ended.wait()
+        return request
+
+    limits = ("grpc.server.max_pending_requests", "grpc.server.max_pending_requests_hard_limit")
+    server = grpc.aio.server(options=[(limit, MAX_PENDING) for limit in limits])
+    handlers: dict[str, Any] = {
+        "Call": grpc.unary_unary_rpc_method_handler(answer), "Wait": grpc.unary_unary_rpc_method_handler(wait)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", handlers),))
     server.add_insecure_port(address)
     await server.start()
     ready()
@@ -87,3 +98,23 @@ async def echo_calls_per_s(address: str, duration_s: float) -> float:
 
         await asyncio.gather(*(repeat() for _ in range(CONCURRENT_CALLS)))
         return done / (time.perf_counter() - start)
+
+
+async def blocked_call_kb(address: str, pid: int, calls: int) -> float:
+    """How much a bare server's memory grows with each call that it does not answer, in 1000 bytes."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call: Any = channel.unary_unary(WAIT)
+        before = memory_mb(pid)
+        waiting = [asyncio.ensure_future(_wait(call)) for _ in range(calls)]
+        grown, last = -1.0, before
+        while last != grown:
+            await asyncio.sleep(ALL_ARRIVED_S)
+            grown, last = last, memory_mb(pid)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return (last - before) * 1000 / calls
+
+
+async def _wait(call: Any) -> None:
+    await call(MESSAGE)

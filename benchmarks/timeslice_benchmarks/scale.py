@@ -38,8 +38,8 @@ def handoffs_per_s(effort: str) -> Figure:
     groups = [f"g{number}" for number in range(GROUPS.of(effort))]
     with Installation() as place:
         progress(f"{len(groups)} groups of 2 jobs")
-        echo = place.echo()
-        ceilings = [asyncio.run(machine.echo_calls_per_s(echo, ECHO_S.of(effort) / 2))]
+        place.echo()
+        ceilings = [asyncio.run(machine.echo_calls_per_s(place.echo_address, ECHO_S.of(effort) / 2))]
         agent, orchestrator = place.fake_agent("n0", groups=len(groups)), place.orchestrator(groups)
         before = orchestrator.usage()
         granted = asyncio.run(_turns(place.orchestrator_address, groups, TURNS_S.of(effort)))
@@ -51,7 +51,7 @@ def handoffs_per_s(effort: str) -> Figure:
         rate = len(steady) / (steady[-1] - steady[0]) if len(steady) > 1 else 0.0
         agent.stop()
         told = json.loads(agent.log.read_text(encoding="utf-8").splitlines()[-1])
-        ceilings.append(asyncio.run(machine.echo_calls_per_s(echo, ECHO_S.of(effort) / 2)))
+        ceilings.append(asyncio.run(machine.echo_calls_per_s(place.echo_address, ECHO_S.of(effort) / 2)))
         calls_per_s = sum(ceilings) / len(ceilings)
         # A call is two messages, a message of the agent's stream one; a turn has an Acquire and a Yield.
         messages = 2 * (told["calls"] / len(granted) + 2) + told["messages"] / len(granted)
@@ -124,9 +124,11 @@ def memory_and_idle(effort: str) -> list[Figure]:
         idle = _idle_share(orchestrator, IDLE_S.of(effort))
         progress(f"{len(groups)} groups with {waiters} waiters")
         full = asyncio.run(_memory_with_waiters(place, orchestrator, groups))
+        bare = asyncio.run(machine.blocked_call_kb(place.echo_address, place.echo().pid, waiters))
         return [
             Figure(f"orchestrator's memory, {len(groups):,} groups and {waiters:,} waiters", "MB", full, budget=150.0,
-                   notes={"MB without waiters": empty, "kB per waiter": (full - empty) * 1000 / waiters}),
+                   notes={"MB without waiters": empty, "kB per waiter": (full - empty) * 1000 / waiters,
+                          "kB per blocked call of a bare grpc.aio server": bare}),
             Figure(f"idle, {len(groups):,} groups and no traffic", "% of a core", idle, budget=1.0),
         ]
 

@@ -24,7 +24,7 @@ def run(effort: str) -> list[Figure]:
         job = place.job("a", SIZE_MIB)
         job.answer()
         job.call("start")
-        echo = place.echo()
+        place.echo()
         rounds = ROUNDS.of(effort)
         job.call("rounds", min(rounds, BLOCK))  # not counted: everything is used for the first time
         by_library: list[float] = []
@@ -35,7 +35,7 @@ def run(effort: str) -> list[Figure]:
             async with Load(place.orchestrator_address) as load:
                 await load.rounds_ms(GROUP, "a", 2)
                 by_calls.extend(await load.rounds_ms(GROUP, "a", times))
-            bare.extend(await machine.echo_pairs_ms(echo, times))
+            bare.extend(await machine.echo_pairs_ms(place.echo_address, times))
 
         for done in range(0, rounds, BLOCK):
             times = min(BLOCK, rounds - done)

@@ -91,6 +91,10 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
     ) -> None:
         """`keeps_calls`: False where so many come that they would fill the memory; `calls` stays empty then."""
         self.accelerators = {name: list(groups) for name, groups in accelerators.items()}
+        self._ids_of: dict[str, list[str]] = defaultdict(list)
+        for name, groups in self.accelerators.items():
+            for group in groups:
+                self._ids_of[group].append(name)
         self.old_contract = old_contract
         self.total_bytes = total_bytes
         self.takes_restores_along = True
@@ -480,7 +484,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         return answer
 
     def _job_status(self, held: FakeContext) -> pb.JobStatus:
-        ids = [name for name, groups in self.accelerators.items() if held.group in groups]
+        ids = self._ids_of[held.group]
         on_device = held.size_bytes if held.state in (pb.JOB_STATE_RUNNING, pb.JOB_STATE_TRANSITIONING) else 0
         saved = held.size_bytes if held.state == pb.JOB_STATE_SAVED else 0
         return pb.JobStatus(

@@ -31,6 +31,8 @@ class Node:
         self.disconnect_reason = "its agent has not answered yet"
         self.incarnation = ""
         self.accelerators: dict[AcceleratorId, AcceleratorView] = {}
+        """Not to be changed, except by `observe` and `change_accelerator`."""
+        self._accelerators_by_group: dict[GroupId, dict[AcceleratorId, AcceleratorView]] = {}
         self.fences: dict[GroupId, Fence] = {}
         self._by_group: dict[GroupId, dict[JobId, ContextView]] = {}
         self._by_job: dict[JobId, dict[GroupId, ContextView]] = {}
@@ -58,7 +60,7 @@ class Node:
 
     def accelerators_of(self, group: GroupId) -> list[AcceleratorView]:
         """Return the accelerators that belong to a group on this node."""
-        return [view for view in self.accelerators.values() if group in view.groups]
+        return list(self._accelerators_by_group.get(group, {}).values())
 
     def observe(self, event: NodeObserved, now: float) -> set[GroupId]:
         """Take over a node's whole state; return the groups of which something is, or was, known here."""
@@ -68,7 +70,10 @@ class Node:
         self.was_observed = True
         self.since_s = now
         self.incarnation = event.incarnation
-        self.accelerators = {view.accelerator: view for view in event.accelerators}
+        self.accelerators = {}
+        self._accelerators_by_group = {}
+        for accelerator in event.accelerators:
+            self.change_accelerator(accelerator)
         self.fences = {fence.group: fence for fence in event.fences}
         self._by_group = {}
         self._by_job = {}
@@ -79,6 +84,16 @@ class Node:
         for accelerator in event.accelerators:
             touched.update(accelerator.groups)
         return touched
+
+    def change_accelerator(self, view: AcceleratorView) -> None:
+        """Take over what the agent says of one accelerator."""
+        before = self.accelerators.get(view.accelerator)
+        for group in before.groups if before is not None else ():
+            if group not in view.groups:
+                self._accelerators_by_group[group].pop(view.accelerator, None)
+        self.accelerators[view.accelerator] = view
+        for group in view.groups:
+            self._accelerators_by_group.setdefault(group, {})[view.accelerator] = view
 
     def disconnect(self, reason: str, now: float) -> None:
         """Note that the agent cannot be heard."""

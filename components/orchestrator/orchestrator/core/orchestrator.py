@@ -350,7 +350,7 @@ class Orchestrator:
                 self._end_sessions(self._sessions.context_changed(job, now), now)
             case AcceleratorChanged(_, accelerator):
                 before = node.accelerators.get(accelerator.accelerator)
-                node.accelerators[accelerator.accelerator] = accelerator
+                node.change_accelerator(accelerator)
                 if before is None or before.groups != accelerator.groups:
                     self._look_for_overlaps()
                 for name in accelerator.groups:
