@@ -273,7 +273,7 @@ class Group:
             if has_unrest:
                 self._begin_switch(None, now)
             return has_unrest
-        if waiter.detached_s is not None:
+        if not self.queue.has_attached(waiter.job):
             self.waiting.look_when_overdue(waiter)
             return False
         if self._is_in_place(waiter.job):
@@ -366,7 +366,7 @@ class Group:
         job = self.site.resident
         if job is None or job in self.site.faults or not self.site.is_known or not self._is_in_place(job):
             return False
-        if all(waiter.detached_s is not None for waiter in self.queue.of_job(job)):
+        if not self.queue.has_attached(job):
             return False
         if self._common.graph.depends_on_waiter(self.id, job):
             return False

@@ -126,6 +126,10 @@ class WaitQueue:
         """Tell whether a waiter has a call attached, or is expected to have one again within moments."""
         return waiter.detached_s is None or now < waiter.detached_s + self._reattach_s
 
+    def has_attached(self, job: JobId) -> bool:
+        """Tell whether a waiter of this job can be answered now."""
+        return any(waiter.detached_s is None for waiter in self._by_job.get(job, {}).values())
+
     def is_wanted_by(self, job: JobId, now: float) -> bool:
         """Tell whether a waiter of this job can be served now or is expected back soon."""
         return any(self.is_expected(waiter, now) for waiter in self._by_job.get(job, {}).values())

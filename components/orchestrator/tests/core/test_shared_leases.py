@@ -307,6 +307,17 @@ def test_waiter_of_the_job_that_was_between_two_slices_joins_when_it_is_back(wor
     assert take(world, "s1", request="r1").holders == ("s2", "s1")
 
 
+def test_job_is_not_kept_waiting_by_one_process_between_slices_when_another_one_waits(world: World) -> None:
+    world.ask("b", session="t")
+    world.ask("a", session="s1", request="r1", wait_s=1.0)
+    world.advance(1.5)
+    second = world.ask("a", session="s2")
+    world.give("b", session="t")
+    lease = world.lease(second)
+    assert lease is not None
+    assert lease.session == "s2"
+
+
 def test_request_that_comes_back_to_a_lease_that_its_session_has_by_now_leaves_the_queue(world: World) -> None:
     world.ask("b", session="t")
     world.ask("a", session="s1", request="r1", wait_s=1.0)
