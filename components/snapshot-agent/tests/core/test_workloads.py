@@ -549,6 +549,7 @@ def test_a_lock_of_a_workload_is_answered_and_locks_nothing(world: World) -> Non
     world.sample()
     world.pass_time(10.0)
     assert not world.calls, "it is not taken for an intruder that can be locked"
+    assert view(world, "a").reason == "", "nor is it said to have been locked"
 
 
 def test_a_workload_that_came_back_has_its_turn_and_intruders_beside_it_are_locked(world: World) -> None:
