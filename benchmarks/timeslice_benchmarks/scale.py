@@ -23,6 +23,8 @@ DRAINED = Size(300, 100, 8)
 MEMORY_GROUPS = Size(1000, 1000, 10)
 WAITERS_PER_GROUP = 5
 IDLE_S = Size(10, 5, 1)
+STARTED_S = Size(5, 5, 1)
+"""Until what starting has left to do is done."""
 
 
 def run(effort: str) -> list[Figure]:
@@ -121,6 +123,7 @@ def memory_and_idle(effort: str) -> list[Figure]:
         place.fake_agent("n0", groups=len(groups), jobs=WAITERS_PER_GROUP + 1)
         orchestrator = place.orchestrator(groups)
         empty = memory_mb(orchestrator.pid)
+        time.sleep(STARTED_S.of(effort))
         idle = _idle_share(orchestrator, IDLE_S.of(effort))
         progress(f"{len(groups)} groups with {waiters} waiters")
         full = asyncio.run(_memory_with_waiters(place, orchestrator, groups))

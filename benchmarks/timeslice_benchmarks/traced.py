@@ -32,8 +32,10 @@ def note_events(module: str, noted: list[tuple[int, int, str, dict[str, str]]]) 
         try:
             return handle(self, event, now)
         finally:
-            details = {field: str(getattr(event, field)) for field in DETAILS if hasattr(event, field)}
-            noted.append((begin_ns, time.monotonic_ns(), type(event).__name__, details))
+            end_ns = time.monotonic_ns()
+            for one in getattr(event, "events", (event,)):  # several that came together
+                details = {field: str(getattr(one, field)) for field in DETAILS if hasattr(one, field)}
+                noted.append((begin_ns, end_ns, type(one).__name__, details))
 
     core.handle = noting
 
