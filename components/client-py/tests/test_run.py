@@ -322,6 +322,15 @@ def test_signal_while_waiting_leaves_the_queue_and_runs_nothing(run, orchestrato
     ended(agent.registered[0].tree.root_pid)
 
 
+def test_signal_while_the_group_is_given_back_ends_that(run, orchestrator):
+    answers = orchestrator.hold_answers("Yield")
+    command = run(*shell("exit 3"))
+    orchestrator.wait_until(lambda: orchestrator.seen("Yield"))
+    command.process.send_signal(signal.SIGTERM)
+    assert command.end() == 128 + signal.SIGTERM
+    answers.set()
+
+
 def test_time_limit_ends_the_waiting(run, orchestrator):
     orchestrator.hold("trainers", "b")
     command = run("--timeout", "0.5", *shell("echo started"))

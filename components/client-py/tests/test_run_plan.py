@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from timeslice.cli import run_cgroup
 from timeslice.cli.run_cgroup import Cgroup, make_cgroup
 from timeslice.cli.run_devices import visible_devices
 from timeslice.cli.run_plan import default_job_id, plan
+from timeslice.cli.run_signals import NUMBERS, Interrupted, Signals
 from timeslice.cli.run_waiting import waiting_lines
 
 
@@ -192,3 +197,39 @@ def test_waiting_job_is_told_who_holds_and_its_place():
 def test_what_needs_attention_is_told_besides():
     blocked = {"type": "Blocked", "reason": "b cannot be saved", "jobs": ["b"], "advice": "End it."}
     assert waiting_lines(group(conditions=[blocked]), "a")[1] == "trainers: Blocked: b cannot be saved (b); End it."
+
+
+# Signals.
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    signals = Signals()
+    signals.handle()
+    yield signals
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_what_is_waited_for_comes_back_or_is_raised(signals):
+    assert signals.wait_for(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        signals.wait_for(lambda: 1 / 0)
+
+
+def test_signal_ends_the_waiting_and_not_the_next_one(signals):
+    with pytest.raises(Interrupted) as interrupted:
+        signals.wait_for(lambda: (os.kill(os.getpid(), signal.SIGTERM), threading.Event().wait()))
+    assert interrupted.value.number == signal.SIGTERM
+    assert signals.wait_for(lambda: "given back") == "given back"
+
+
+def test_signal_between_two_waits_ends_the_next_one_or_the_start_once(signals):
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(Interrupted):
+        signals.wait_for(lambda: 7)
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(Interrupted):
+        signals.pass_to(2**22 + 1)
+    assert signals.wait_for(lambda: 7) == 7

@@ -13,8 +13,9 @@ from timeslice.cli.errors import CommandError
 from timeslice.cli.run_cgroup import Cgroup, make_cgroup
 from timeslice.cli.run_devices import visible_devices
 from timeslice.cli.run_plan import RunPlan
-from timeslice.cli.run_process import CommandProcess, Interrupted, NotPlaced, check_command
+from timeslice.cli.run_process import CommandProcess, NotPlaced, check_command
 from timeslice.cli.run_registration import TreeRegistration, ask_accelerators
+from timeslice.cli.run_signals import Interrupted, Signals
 from timeslice.cli.run_waiting import Progress
 from timeslice.orchestrator.client import TimeSliceOrchestratorClient
 from timeslice.orchestrator.exceptions import OrchestratorError, OrchestratorLeaseLostError
@@ -30,14 +31,15 @@ def run_command(plan: RunPlan) -> int:
     Raises:
         CommandError: it was not started; the text says why.
     """
-    process, cgroup = _start(plan)
-    process.handle_signals()
+    signals = Signals()
+    process, cgroup = _start(plan, signals)
+    signals.handle()
     registration = TreeRegistration(plan.agent, _workload(plan, process, cgroup))
     try:
-        registration.start()
+        signals.wait_for(registration.start)
         REGISTERED.add(plan.job, identify([process.pid], node_name(os.environ)))
         if plan.holds:
-            return _Holder(plan).run(process)
+            return _Holder(plan, signals).run(process)
         process.go()
         return process.wait(say)
     except Interrupted as signalled:
@@ -56,7 +58,7 @@ def say(text: str) -> None:
     print(f"timeslice run: {text}", file=sys.stderr, flush=True)
 
 
-def _start(plan: RunPlan) -> tuple[CommandProcess, Cgroup | None]:
+def _start(plan: RunPlan, signals: Signals) -> tuple[CommandProcess, Cgroup | None]:
     """The process that will be the command, in a cgroup of its own where that can be."""
     check_command(plan.words[0], plan.env)
     devices, notes = visible_devices(ask_accelerators(plan.agent), plan.group, plan.env)
@@ -64,12 +66,12 @@ def _start(plan: RunPlan) -> tuple[CommandProcess, Cgroup | None]:
     cgroup = make_cgroup(os.getpid())
     if cgroup is not None:
         try:
-            process = CommandProcess(plan.words, env, cgroup)
+            process = CommandProcess(plan.words, env, cgroup, signals)
         except NotPlaced:
             cgroup.remove()
             cgroup = None
     if cgroup is None:
-        process = CommandProcess(plan.words, env, None)
+        process = CommandProcess(plan.words, env, None, signals)
     if plan.verbose:
         how = f"cgroup {cgroup.folder}" if cgroup is not None else "ancestry, and TIMESLICE_TREE in the environment"
         say(f"job {plan.job}, group {plan.group}; its processes are known by {how}")
@@ -88,8 +90,8 @@ def _workload(plan: RunPlan, process: CommandProcess, cgroup: Cgroup | None) -> 
 class _Holder:
     """Holds the group around the command, and tells people what becomes of that."""
 
-    def __init__(self, plan: RunPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: RunPlan, signals: Signals) -> None:
+        self._plan, self._signals = plan, signals
         self._is_over = threading.Event()
         self._client = TimeSliceOrchestratorClient(
             plan.target,
@@ -101,20 +103,25 @@ class _Holder:
         )
 
     def run(self, process: CommandProcess) -> int:
+        is_held = False
         try:
             self._acquire()
+            is_held = True
             process.go()
             return process.wait(say)
         finally:
             self._is_over.set()
-            self._give_back()
-            self._client.close()
+            try:
+                if is_held:
+                    self._signals.wait_for(self._give_back)
+            finally:
+                self._client.close()
 
     def _acquire(self) -> None:
         began = time.monotonic()
         with Progress(self._plan.target, self._plan.group, self._plan.job, say) as progress:
             try:
-                self._client.acquire(timeout_sec=self._plan.timeout_s)
+                self._signals.wait_for(lambda: self._client.acquire(timeout_sec=self._plan.timeout_s))
             except OrchestratorError as err:
                 raise CommandError(str(err)) from err
         if progress.has_spoken or self._plan.verbose:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from timeslice.cli.errors import CommandError
 from timeslice.cli.run_cgroup import Cgroup
+from timeslice.cli.run_signals import Signals
 
 PR_SET_CHILD_SUBREAPER = 36
 CHILD = Path(__file__).with_name("run_child.py")
@@ -22,21 +23,12 @@ STARTED_S = 30.0
 """From the start of an interpreter to its first word; it takes milliseconds."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of shells."""
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class _Phase(Enum):
     WAITING = "what waits for `go` lives"
     RUNNING = "it has become the command"
     OVER = "it has ended"
-
-
-class Interrupted(BaseException):
-    """A signal came when the command was not running: before, or while its group was given back."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class NotPlaced(Exception):
@@ -57,7 +49,9 @@ def check_command(word: str, env: Mapping[str, str]) -> None:
 class CommandProcess:
     """One command in a process group of its own. The descendants that lose their parents fall to this process."""
 
-    def __init__(self, words: Sequence[str], env: Mapping[str, str], cgroup: Cgroup | None) -> None:
+    def __init__(
+        self, words: Sequence[str], env: Mapping[str, str], cgroup: Cgroup | None, signals: Signals
+    ) -> None:
         """Start what waits for `go`.
 
         Raises:
@@ -65,7 +59,7 @@ class CommandProcess:
             CommandError: it did not start.
         """
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._name = words[0]
+        self._name, self._signals = words[0], signals
         self._terminal = _Terminal()
         self._phase = _Phase.WAITING
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,30 +77,22 @@ class CommandProcess:
                 raise NotPlaced(word.removeprefix("cgroup "))
             raise CommandError(f"{sys.executable} did not start ({word or 'it ended at once'})")
 
-    def handle_signals(self) -> None:
-        """Pass signals on to the command's process group; while it is not running, raise Interrupted instead.
-
-        What was ignored when this process started (nohup, a shell's background jobs) stays ignored, here and there.
-        """
-        for number in PASSED_ON:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._signalled)
-
     def go(self) -> None:
         """Let it become the command, in the foreground of the terminal if this process is there.
 
         Raises:
+            Interrupted: a signal came before.
             CommandError: the command cannot be started; with a shell's exit code for that.
         """
+        self._signals.pass_to(self.pid)
         self._phase = _Phase.RUNNING
         self._terminal.give(self.pid)
         with contextlib.suppress(OSError):  # It was killed; waiting for it tells.
             self._channel.send(b"go")
         word = self._hear()
         if word.startswith("exec "):
-            self._phase = _Phase.OVER
+            self._over()
             os.waitpid(self.pid, 0)
-            self._terminal.take(self.pid)
             _, number, text = word.split(" ", 2)
             code = NOT_FOUND if number == "2" else NOT_EXECUTABLE
             raise CommandError(f"cannot run {self._name}: {text}", code)
@@ -123,8 +109,7 @@ class CommandProcess:
             if os.WIFSTOPPED(status):
                 self._terminal.stopped(self.pid, said)
                 continue
-            self._phase = _Phase.OVER
-            self._terminal.take(self.pid)
+            self._over()
             return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
     def give_up(self) -> None:
@@ -143,6 +128,11 @@ class CommandProcess:
             return False
         return True
 
+    def _over(self) -> None:
+        self._phase = _Phase.OVER
+        self._signals.pass_to(None)
+        self._terminal.take(self.pid)
+
     def _hear(self) -> str:
         try:
             return self._channel.recv(4096).decode(errors="replace")
@@ -151,12 +141,6 @@ class CommandProcess:
             return f"no word from it within {STARTED_S:g} s"
         except ConnectionError:
             return ""
-
-    def _signalled(self, number: int, frame: object) -> None:
-        if self._phase is not _Phase.RUNNING:
-            raise Interrupted(number)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
 
 
 class _Terminal:
