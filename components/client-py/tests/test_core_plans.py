@@ -79,6 +79,22 @@ def test_acquire_is_sent_only_when_the_session_is_open():
     assert (attempt.method, attempt.request.session_id, attempt.request.request_id) == ("Acquire", "id-3", "id-1")
 
 
+def test_first_acquire_waits_for_an_orchestrator_that_restarts_after_it_had_opened_the_session():
+    core = make()
+    driver = Driver(core.acquire(None, None, None, 0.0))
+    kept = driver.until(Start).kept
+    kept.renewal_goes_out(0.0)
+    kept.handle(pb2.SessionNotice(opened=pb2.SessionOpened(ttl_ms=30_000)), 0.0)
+    driver.until(Attempt)
+    for now in (5.0, 8.0, 600.0):
+        driver.answer(failure=Status("UNAVAILABLE", "connection refused"), now=now)
+        driver.until(Pause)
+        driver.until(Attempt)
+    driver.answer(failure=Status("UNAVAILABLE", "connection refused"), now=606.0)
+    with pytest.raises(OrchestratorConnectionError):
+        driver.until()
+
+
 def test_acquire_that_is_broken_off_asks_what_the_session_holds():
     core = make()
     driver = Driver(core.acquire(None, None, None, 0.0))

@@ -116,6 +116,10 @@ class Call:
         left = [self._silent_since + limit - now] + ([] if remaining is None else [remaining])
         return Pause(min(pause, *left))
 
+    def client_was_answered(self) -> None:
+        """The orchestrator has answered another call of this client by now, or its session: it is worth waiting for."""
+        self._reached = True
+
     def reached(self) -> None:
         """The orchestrator answered something: it is there, and patience starts anew."""
         self._reached = True

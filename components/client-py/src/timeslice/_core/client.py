@@ -277,6 +277,8 @@ class ClientCore:
                 raise error_from_status(
                     Status("CANCELLED", "the client was closed during the call"), self._config.target
                 )
+            if self.contact.ever:
+                call.client_was_answered()
             decision = call.failed(failure, now, report.jitter)
             if isinstance(decision, GiveUp):
                 raise error_from_status(decision.status, self._config.target)
