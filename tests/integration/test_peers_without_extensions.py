@@ -217,6 +217,57 @@ def test_their_orchestrator_can_drive_our_agent(tmp_path: Path, their: Their) ->
         assert unknown["code"] == "NOT_FOUND"
 
 
+# Their workload, our agent and orchestrator.
+
+
+class TheirWorkload:
+    """One that saves itself as their contract has it: it says of each command what it is told to say."""
+
+    def __init__(self, stubs: Path, machine: Machine, job: str) -> None:
+        self._program = Program(stubs, "llmd_workload.py", machine.node.address, job, "g")
+        self._lines = self._program.lines()
+
+    def told(self) -> Any:
+        return next(self._lines)
+
+    def say(self, error: str = "") -> None:
+        assert self._program.process.stdin is not None
+        self._program.process.stdin.write(f"{error}\n")
+        self._program.process.stdin.flush()
+
+    def kill(self) -> None:
+        process = self._program.process
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_their_workload_takes_turns_at_our_servers(machine: Machine, stubs: Path) -> None:
+    theirs, other = machine.client("theirs"), machine.client("other")
+    theirs.acquire(timeout_sec=LIMIT_S)
+    workload = TheirWorkload(stubs, machine, "theirs")
+    machine.at_end(workload.kill)
+    assert workload.told() == "registered"
+    waits = Caller(other.acquire, timeout_sec=LIMIT_S)
+    theirs.release()
+    assert workload.told() == "snapshot"
+    assert waits.blocks
+    workload.say("not now")
+    assert workload.told() == "snapshot", "the orchestrator tries again"
+    workload.say()
+    assert waits.wait().success
+    waits = Caller(theirs.acquire, timeout_sec=LIMIT_S)
+    machine.wait_for(lambda group: [waiter.job_id for waiter in group.waiters] == ["theirs"])
+    other.release()
+    assert workload.told() == "restore"
+    assert waits.blocks
+    workload.say()
+    assert waits.wait().context_restored
+
+
 # Our client, their orchestrator and their agent.
 
 
