@@ -574,7 +574,9 @@ class HostileWorld(RuleBasedStateMachine):
             lease = group.holding.lease if group.holding is not None else None
             if lease is not None and lease.session is not None:
                 assert self.w.core.has_session(lease.session), f"nobody owns {lease}"
-            if lease is not None and len(lease.holders) > 1 and group.holding is not None and group.ledger.is_clean:
+            is_placed = group.holding is not None and group.holding.is_placed  # before, nobody can be answered
+            if lease is not None and len(lease.holders) > 1 and is_placed and group.ledger.is_clean:
+                assert group.holding is not None
                 waiting = {
                     waiter.session
                     for waiter in group.queue.of_job(lease.job)
