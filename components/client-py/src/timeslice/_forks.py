@@ -30,7 +30,7 @@ NUDGE = "/timeslice.Nudge/Nudge"
 """No server knows it."""
 SETTLE_S = 0.003
 """For grpc's threads to come back from an earlier fork and to deal with the nudges. Of forks in a row on a busy
-machine, 3 of 4500 left a child waiting in grpc 1.81's own hook without this, 2 of 12000 with it; with grpc 1.85 none did."""
+machine, 3 of 4500 left a child waiting in grpc 1.81's own hook without this, 2 of 12000 with it; none did with 1.85."""
 
 INSTEAD = "start processes with the multiprocessing method 'spawn' or 'forkserver', or as commands"
 
