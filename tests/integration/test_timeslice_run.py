@@ -266,6 +266,24 @@ def test_group_stays_held_by_a_command_whose_timeslice_run_was_killed_until_it_e
     assert late == []
 
 
+def test_restarts_of_orchestrator_and_agent_are_survived(machine: Machine, runs: list[Run]) -> None:
+    """Both are killed under a command that holds the group; then it is saved and brought back whole for another."""
+    first = Run(machine, "a", ["--no-hold"], *tree("turns", 12, 1, 12))
+    runs.append(first)
+    first.hear("turn")
+    machine.restart()
+    first.hear("turn")
+    machine.nodes["n0"].agent.kill()
+    machine.nodes["n0"].agent.start()
+    first.hear("turn")
+    second = Run(machine, "b", [], *tree("held", 12, 11, 3))
+    runs.append(second)
+    assert [run.end() for run in runs] == [0, 0], [run.errors for run in runs]
+    assert all({"intact": True} in run.said for run in runs)
+    windows = [window for run in runs for window in run.windows()]
+    assert overlaps_of_unlocked_work(machine.nodes["n0"].journal(), windows) == []
+
+
 def test_child_that_is_born_while_its_tree_is_saved_is_saved_too(machine: Machine, runs: list[Run], way: str) -> None:
     late = Run(machine, "a", ["--no-hold"], *tree("late", 8, 1, 1), way=way)
     runs.append(late)
