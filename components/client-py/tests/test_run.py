@@ -406,6 +406,27 @@ def test_revoke_and_eviction_are_told(run, orchestrator):
     command.end()
 
 
+def test_cgroup_that_cannot_be_entered_is_done_without(env):
+    """As where the kernel, or a manager of cgroups, does not let the process in."""
+    script = """
+import os
+from pathlib import Path
+from timeslice.cli import run
+from timeslice.cli.run_cgroup import Cgroup
+from timeslice.cli.run_plan import plan
+from timeslice.cli.run_signals import Signals
+run.make_cgroup = lambda pid: Cgroup(Path("/no/such/cgroup"), "")
+unset = dict.fromkeys(("target", "agent", "timeout_s"))
+wanted = plan(["true"], os.environ, group="g", job="a", holds=True, verbose=True, **unset)
+process, cgroup = run._start(wanted, Signals())
+print(cgroup)
+process.give_up()
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert "known by ancestry" in done.stderr
+
+
 def test_agent_that_refuses_is_one_line_and_nothing_runs(run, orchestrator, agent):
     agent.refusals.append((grpc.StatusCode.NOT_FOUND, "no group 'trainers' on this node"))
     command = run(*shell("echo started"))
