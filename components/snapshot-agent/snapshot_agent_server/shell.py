@@ -113,6 +113,7 @@ class AgentShell:
         self._calls: dict[int, asyncio.Future[Accept]] = {}
         self._call_ids = itertools.count(1)
         self._writer = RecordWriter(store, self._perform)
+        self._unpublished: list[Effect] = []
         self._sample_soon = asyncio.Event()
         self._sample_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -216,6 +217,7 @@ class AgentShell:
     async def watch(self, epoch: int, takes_together: bool = False) -> Stream:
         if epoch > 0:
             await self._ask(lambda number: EpochSeen(number, epoch))
+        self._publish_all()  # the state that the stream begins with has it already
         return self._streams.open(epoch, self.status(per_context=True), takes_together)
 
     def unwatch(self, stream: Stream) -> None:
@@ -309,11 +311,27 @@ class AgentShell:
         must_wait = is_durable or self._writer.is_holding
         if records or (behind and must_wait):
             self._writer.add(records, behind if must_wait else (), is_lazy=not is_durable)
-        for effect in public:
-            self._publish(effect)
+        self._unpublished += public
+        if must_wait or not calls:
+            self._publish_all()
         if not must_wait:
             for effect in behind:
                 self._perform(effect)
+        if self._unpublished:
+            # The driver shall not wait for messages to be made: its call, a task of this turn, comes first.
+            asyncio.get_running_loop().call_soon(self._publish_late)
+
+    def _publish_late(self) -> None:
+        try:
+            self._publish_all()
+        except Exception as error:  # in a callback of the loop, which nobody awaits
+            self._failure = error
+            self._failed.set()
+
+    def _publish_all(self) -> None:
+        unpublished, self._unpublished = self._unpublished, []
+        for effect in unpublished:
+            self._publish(effect)
 
     def _perform(self, effect: Effect) -> None:
         match effect:

@@ -31,6 +31,7 @@ class RecordWriter:
         self._is_held_written = False
         self._is_failing = False
         self._timer: asyncio.TimerHandle | None = None
+        self._turn: asyncio.Handle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._broken: asyncio.Future[None] | None = None
@@ -41,17 +42,18 @@ class RecordWriter:
         return bool(self._held) or self._is_held_written
 
     def add(self, records: Sequence[Record], held: Sequence[Effect], is_lazy: bool) -> None:
-        """Write records (they are copied now), soon or now, then let `held` be performed."""
+        """Write records (they are copied now), soon or with all else of this turn, then let `held` be performed."""
         self._statements += [to_statement(record) for record in records]
         self._held += held
         self._idle.clear()
         if self._is_writing:
             return
         if is_lazy:
-            if self._timer is None:
+            if self._timer is None and self._turn is None:
                 self._timer = asyncio.get_running_loop().call_later(LAZY_S, self._begin)
-        else:
-            self._begin()
+        elif self._turn is None:
+            # A snapshot and the restore that came along ask in the same turn: one fsync for both.
+            self._turn = asyncio.get_running_loop().call_soon(self._begin)
 
     async def idle(self) -> None:
         await self._idle.wait()
@@ -66,9 +68,10 @@ class RecordWriter:
             self._broken.set_exception(error)
 
     def _begin(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for due in (self._timer, self._turn):
+            if due is not None:
+                due.cancel()
+        self._timer = self._turn = None
         statements, self._statements = self._statements, []
         held, self._held = self._held, []
         self._is_writing = True
