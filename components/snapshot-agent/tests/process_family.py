@@ -75,6 +75,7 @@ class Family:
             self.process.wait()
 
     def close(self) -> None:
+        self.find()  # whoever a test did not look for
         for pid in {*self.started, *(process.pid for process in self.known)}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
