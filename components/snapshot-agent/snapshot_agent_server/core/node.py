@@ -19,6 +19,7 @@ from snapshot_agent_server.core.effects import (
     ListMembers,
     PublishContext,
     PublishGone,
+    PublishOperation,
     RecordEpoch,
     RecordFence,
     Refuse,
@@ -123,7 +124,7 @@ class Node:
             effects += self._commander.restore(workload, now)
         self._queue.recover(memory.operations, now)
         effects += self._queue.heal(self.registry.contexts, now)
-        return effects + self._follow_up(now)
+        return _ends_last(effects + self._follow_up(now))
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event at `now` (seconds, monotonic clock); return what the shell must do, in that order."""
@@ -160,7 +161,7 @@ class Node:
                 effects = []
             case _:
                 assert_never(event)
-        return effects + self._follow_up(now)
+        return _ends_last(effects + self._follow_up(now))
 
     def _register(self, event: Registered, now: float) -> list[Effect]:
         refusal = self._unknown_group(event.key.group) or self.registry.refusal(event.key, event.processes)
@@ -350,3 +351,9 @@ class Node:
 
     def _view(self, key: ContextKey) -> ContextView:
         return self.registry.view(key, self._queue.is_moving(key))
+
+
+def _ends_last(effects: list[Effect]) -> list[Effect]:
+    """Tell what an operation has made of a context before its end: a snapshot of a context that had nothing to save
+    ends well too, and who heard that first would take the context for saved."""
+    return sorted(effects, key=lambda effect: isinstance(effect, PublishOperation))

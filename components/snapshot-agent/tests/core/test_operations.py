@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 
 from snapshot_agent_server.core.contexts import ContextState
-from snapshot_agent_server.core.effects import CallDriver, EndStreamsBelow, KillProcesses
+from snapshot_agent_server.core.effects import (
+    CallDriver,
+    EndStreamsBelow,
+    KillProcesses,
+    PublishContext,
+    PublishOperation,
+)
 from snapshot_agent_server.core.events import Answered, Closing, EpochSeen, KillRequested, Registered, Requested
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
 from snapshot_agent_server.core.operations import Kind, Status
-from snapshot_agent_server.core.outcomes import Abandoned, Code, DriverState, Gone, Refused, Stopped, Verb
+from snapshot_agent_server.core.outcomes import Abandoned, Code, Done, DriverState, Gone, Refused, Stopped, Verb
 from snapshot_agent_server.core.refusals import RefusalKind
 from world import GPU, MIB, Target, World
 
@@ -497,6 +503,17 @@ def test_a_context_in_transition_is_told_only_if_it_lasts(world: World) -> None:
     assert world.published[key].view.state is ContextState.TRANSITIONING
     drain(world)
     assert world.published[key].view.state is ContextState.SAVED
+
+
+def test_the_new_state_is_told_before_the_end_that_brought_it(world: World) -> None:
+    """Else who hears the end of a snapshot takes the context for saved, also one that had nothing to save."""
+    register(world, "a", world.start(state=DriverState.NONE))
+    ask(world, Kind.SNAPSHOT, "a")
+    world.pass_time(0.02)
+    effects = world.post(Answered(world.calls[0].operation, world.calls[0].process, Verb.STATE, Done(DriverState.NONE)))
+    told = [effect for effect in effects if isinstance(effect, PublishContext | PublishOperation)]
+    assert [type(effect) for effect in told] == [PublishContext, PublishOperation]
+    assert world.published[ContextKey(JobId("a"), G)].view.state is ContextState.IDLE
 
 
 def test_a_kill_is_no_operation_and_waits_for_none(world: World) -> None:

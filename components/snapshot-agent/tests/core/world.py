@@ -432,6 +432,8 @@ class World:
     # -- what the core wants
 
     def _take(self, effects: list[Effect]) -> None:
+        told = [type(effect) for effect in effects if isinstance(effect, PublishContext | PublishOperation)]
+        assert told == sorted(told, key=lambda kind: kind is PublishOperation), "an end is told before the new state"
         for effect in effects:
             if isinstance(
                 effect,
