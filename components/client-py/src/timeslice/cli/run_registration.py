@@ -75,7 +75,10 @@ class TreeRegistration:
 
     def _register(self) -> Any:
         """Returns the grpc.RpcError if it failed; else the call stays open."""
-        call = self._stub.WorkloadChannel(self._messages())
+        over = threading.Event()
+        call = self._stub.WorkloadChannel(self._messages(over))
+        if not call.add_callback(over.set):
+            over.set()
         answered = threading.Timer(ANSWER_S, call.cancel)
         answered.start()
         try:
@@ -107,9 +110,10 @@ class TreeRegistration:
                 if status_of(error).code not in REPEATED:
                     return  # The command has ended, and this process is about to.
 
-    def _messages(self) -> Iterator[pb2.WorkloadMessage]:
+    def _messages(self, over: threading.Event) -> Iterator[pb2.WorkloadMessage]:
+        """One message; the call stays open until it breaks. Runs in a thread of grpc's."""
         yield pb2.WorkloadMessage(register=self._workload)
-        self._closed.wait()
+        over.wait()
 
 
 def _why(code: str, details: str, agent: str) -> str:
