@@ -121,6 +121,16 @@ async def test_calls_of_many_tasks_share_one_session(orchestrator, client):
     assert names.count("timeslice session a") == 1
 
 
+async def test_server_without_sessions_is_understood_every_time(orchestrator):
+    """It ends the session's stream while that is being written to, of which grpc at times reports only an own error."""
+    orchestrator.knows_sessions = False
+    for number in range(100):
+        async with TimeSliceOrchestratorClient(orchestrator.address, f"job-{number}", "trainers") as client:
+            await client.acquire(timeout_sec=20)
+            await client.release()
+    assert orchestrator.groups["trainers"].last_token == 100
+
+
 async def test_use_on_another_event_loop_says_so(orchestrator, client):
     await client.acquire()
 

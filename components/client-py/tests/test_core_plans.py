@@ -209,6 +209,18 @@ def test_call_that_is_under_way_when_the_client_is_closed_ends_with_that_reason(
         driver.until()
 
 
+def test_call_that_pauses_when_the_client_is_closed_is_not_sent_again():
+    core = make(use_sessions=False)
+    core.contact.made(0.0)
+    driver = Driver(core.acquire(None, None, None, 0.0))
+    driver.until(Attempt)
+    driver.answer(failure=Status("UNAVAILABLE", "gone"))
+    driver.until(Pause)
+    Driver(core.close()).until()
+    with pytest.raises(OrchestratorError, match="closed during the call"):
+        driver.until()
+
+
 def test_what_the_parent_held_is_not_the_childs_to_give_back_unless_it_acquires_it_too():
     core = make(use_sessions=False, inherited=frozenset([GROUP]))
     with pytest.raises(OrchestratorError, match="the process that this one was forked from"):

@@ -82,7 +82,7 @@ class SessionKeeper:
                     await self._carry_out(effects)
                 status = Status("OK", "the orchestrator closed the session's stream")
             except grpc.aio.AioRpcError as err:
-                status = status_of(err)
+                status = _seen_from_outside(status_of(err))
             decision, effects = self.kept.stream_ended(status, self._clock(), random.random())
             self._changed.notify_all()
             await self._carry_out(effects)
@@ -118,3 +118,14 @@ class SessionKeeper:
     def _renew_now(self) -> None:
         self.kept.renew_now()
         self._changed.notify_all()
+
+
+def _seen_from_outside(status: Status) -> Status:
+    """The status, unless grpc made it up.
+
+    Where the server ends a stream that is just being written to, grpc's asyncio side reports that the write failed, and
+    not what the server said. The next attempt will tell.
+    """
+    if status == Status("INTERNAL", "Internal error from Core"):
+        return Status("UNAVAILABLE", "the server ended the stream")
+    return status

@@ -273,10 +273,7 @@ class ClientCore:
                     if wire.is_queued(report.reply):
                         continue
                     return report.reply
-            if self.is_closed:
-                raise error_from_status(
-                    Status("CANCELLED", "the client was closed during the call"), self._config.target
-                )
+            self._check_still_open()
             if self.contact.ever:
                 call.client_was_answered()
             decision = call.failed(failure, now, report.jitter)
@@ -285,6 +282,7 @@ class ClientCore:
             for said in self.contact.failed(failure, now):
                 yield said
             now = (yield decision).now
+            self._check_still_open()
 
     def _session_wait_s(self, call: Call, now: float) -> float:
         bound, left = self._config.patience.attempt_timeout_s, call.time_left(now)
@@ -310,6 +308,10 @@ class ClientCore:
     def _check_open(self) -> None:
         if self.is_closed:
             raise OrchestratorError("this client was closed; make a new TimeSliceOrchestratorClient")
+
+    def _check_still_open(self) -> None:
+        if self.is_closed:
+            raise error_from_status(Status("CANCELLED", "the client was closed during the call"), self._config.target)
 
     def _holding(self, job_id: str | None, group_id: str | None) -> Holding:
         return Holding(_given("job_id", job_id or self._config.job_id, "TIMESLICE_JOB_ID"), self._group(group_id))

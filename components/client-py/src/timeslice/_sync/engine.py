@@ -42,6 +42,7 @@ class Engine:
         self.changed = threading.Condition()
         self.channel: grpc.Channel | None = None
         self.stub: Any = None
+        self._is_disconnected = False
         self._keepers: list[SessionKeeper] = []
         self._callbacks = Callbacks(self._listeners, self.clock)
         self._runner = Runner(self.core, self.changed, self._rpc, self._start_session, self._callbacks, self.clock)
@@ -68,7 +69,7 @@ class Engine:
                 keeper.close(CLOSE_S)
         self._callbacks.close(CLOSE_S)
         with self.changed:
-            channel, self.channel, self.stub = self.channel, None, None
+            channel, self.channel, self.stub, self._is_disconnected = self.channel, None, None, True
         if channel is not None:
             channel.close()
 
@@ -78,6 +79,8 @@ class Engine:
     def _connect(self) -> Any:
         with self.changed:
             if self.stub is None:
+                if self._is_disconnected:
+                    raise ValueError("the channel is closed")  # As grpc says it.
                 self.channel = self._open_channel()
                 self.stub = pb2_grpc.TimeSliceOrchestratorServiceStub(self.channel)  # type: ignore[no-untyped-call]
             return self.stub

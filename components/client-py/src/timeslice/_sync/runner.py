@@ -91,16 +91,17 @@ class Runner:
             case Pause(seconds):
                 with self._changed:
                     self._changed.wait_for(lambda: self._core.is_closed, seconds)
-            case Attempt(method, request, timeout_s):  # Closing the channel breaks it off.
-                reply, failure = self._attempt(self._rpc(method), request, timeout_s)
+            case Attempt():
+                reply, failure = self._attempt(step)
         return Report(self._clock(), random.random(), reply, failure)
 
-    def _attempt(self, rpc: Any, request: Any, timeout_s: float | None) -> tuple[Any, Status | None]:
-        """The reply, or how the attempt failed. However this is left, the attempt is over."""
+    def _attempt(self, step: Attempt) -> tuple[Any, Status | None]:
+        """The reply, or how the attempt failed. However this is left, it is over; closing the channel ends it."""
         pending = None
         try:
+            rpc = self._rpc(step.method)
             with interrupt_deferred():
-                pending = rpc.future(request, timeout=timeout_s)
+                pending = rpc.future(step.request, timeout=step.timeout_s)
             return pending.result(), None
         except grpc.RpcError as err:
             return None, status_of(err)
