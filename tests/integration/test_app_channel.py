@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 from calls import Caller, has_condition, held_by, waiting
 from machine import Machine
 from timeslice.snapshot_agent import register_workload
+from timeslice_orchestrator.v1alpha1 import orchestrator_pb2
 
 MIB = 1 << 20
 
@@ -218,8 +220,8 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("is_asked", [True, False])
-def test_workload_that_dies_makes_way(tmp_path: Path, is_asked: bool) -> None:
+@pytest.mark.parametrize("how", ["between its turns", "while it is asked", "by an operator while it hangs"])
+def test_workload_that_dies_makes_way(tmp_path: Path, how: str) -> None:
     with Machine(tmp_path) as machine:
         dying, other = machine.client("dying"), machine.client("other")
         dying.acquire(timeout_sec=20)
@@ -229,14 +231,20 @@ def test_workload_that_dies_makes_way(tmp_path: Path, is_asked: bool) -> None:
             assert process.stdout.readline() == "registered\n"
             waits = Caller(other.acquire, timeout_sec=30)
             machine.wait_for(waiting("other"))
-            if is_asked:
-                dying.release()
-                assert process.stdout.readline() == "asked\n"
-                process.kill()
-            else:
+            if how == "between its turns":
                 process.kill()
                 process.wait()
                 dying.release()
+            else:
+                dying.release()
+                assert process.stdout.readline() == "asked\n"
+            if how == "while it is asked":
+                process.kill()
+            elif how == "by an operator while it hangs":
+                with machine.stub() as stub:
+                    kill = orchestrator_pb2.EvictRequest.ACTION_KILL
+                    stub.Evict(orchestrator_pb2.EvictRequest(group_id="g", job_id="dying", action=kill), timeout=10)
+                assert process.wait(20) == -signal.SIGKILL
         assert waits.wait().success
 
 
