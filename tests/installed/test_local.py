@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -39,6 +41,12 @@ with TimeSliceOrchestratorClient(job_id="a", group_id="pool") as client:
         checked(driver.cuMemAlloc(20 << 20))
         print(turn.success, client.get_status().group.locking_job)
 """
+
+
+def loop_of_the_readme() -> str:
+    """The training loop that the README's first page has newcomers start with."""
+    _, _, rest = Path("README.md").read_text().partition("```python\n")
+    return rest.partition("```")[0]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +89,45 @@ def test_demo(environment: Environment, settings: dict[str, str]) -> None:
 
 
 def test_up_and_a_job(environment: Environment, settings: dict[str, str], tmp_path: Path) -> None:
+    with servers(environment, settings, "--mock", "2x64MiB", "--group", "pool=0", "--group", "rest=1"):
+        groups = json.loads(run(environment, settings, "timeslice", "status", "--json"))["groups"]
+        assert {group["group"] for group in groups} == {"pool", "rest"}
+        job = tmp_path / "job.py"
+        job.write_text(JOB)
+        done = run(environment, settings, "gpu-mock", "run", "--", str(environment.python), str(job))
+        assert done.split() == ["True", "a"]
+    assert os.listdir(settings["TIMESLICE_STATE_DIR"])
+    assert not Path(settings["TIMESLICE_RUNTIME_DIR"]).exists()
+
+
+def test_two_jobs_with_the_loop_of_the_readme(
+    environment: Environment, settings: dict[str, str], tmp_path: Path
+) -> None:
+    loop = tmp_path / "loop.py"
+    loop.write_text(loop_of_the_readme())
+    with servers(environment, settings, "--mock", "1x80GiB"):
+        jobs = [
+            subprocess.Popen([environment.python, loop, job], env=settings, stdout=subprocess.PIPE, text=True)
+            for job in "ab"
+        ]
+        try:
+            shown = [job.communicate(timeout=COMMAND_TIMEOUT_S)[0] for job in jobs]
+        finally:
+            for job in jobs:
+                job.kill()
+                job.wait()
+    assert [job.returncode for job in jobs] == [0, 0]
+    waits = [re.findall(rf"{job}: step \d, waited (\d+) ms", lines) for job, lines in zip("ab", shown, strict=True)]
+    assert [len(of_job) for of_job in waits] == [3, 3], shown
+    # Both want the group for a second at a time, so whoever comes later waits for the other at least once.
+    assert max(int(wait) for of_job in waits for wait in of_job) > 0
+
+
+@contextlib.contextmanager
+def servers(environment: Environment, settings: dict[str, str], *arguments: str) -> Iterator[None]:
+    """`timeslice up` with these arguments, stopped by Ctrl-C in the end."""
     up = subprocess.Popen(
-        [environment.command("timeslice"), "up", "--mock", "2x64MiB", "--group", "pool=0", "--group", "rest=1"],
+        [environment.command("timeslice"), "up", *arguments],
         env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     give_up = threading.Timer(COMMAND_TIMEOUT_S, up.kill)
@@ -96,20 +141,13 @@ def test_up_and_a_job(environment: Environment, settings: dict[str, str], tmp_pa
                 break
         else:
             pytest.fail("`timeslice up` ended: " + "".join(seen))
-        groups = json.loads(run(environment, settings, "timeslice", "status", "--json"))["groups"]
-        assert {group["group"] for group in groups} == {"pool", "rest"}
-        job = tmp_path / "job.py"
-        job.write_text(JOB)
-        done = run(environment, settings, "gpu-mock", "run", "--", str(environment.python), str(job))
-        assert done.split() == ["True", "a"]
+        yield
         up.send_signal(signal.SIGINT)
         assert up.wait(COMMAND_TIMEOUT_S) == 130
     finally:
         give_up.cancel()
         up.kill()
         up.communicate()
-    assert os.listdir(settings["TIMESLICE_STATE_DIR"])
-    assert not Path(settings["TIMESLICE_RUNTIME_DIR"]).exists()
 
 
 def run(environment: Environment, settings: dict[str, str], command: str, *arguments: str) -> str:
