@@ -40,6 +40,7 @@ def check_exclusion(group: Group) -> None:
         for node in site.nodes
         for job, context in node.contexts(group.id).items()
         if context.state is ContextState.RUNNING and not context.locked and job not in group.intruders
+        and context.can_be_locked
     }
     if group.holding is not None and group.holding.is_placed:
         _require(free <= {group.holding.lease.job}, group, f"unlocked without the lease: {sorted(free)}")

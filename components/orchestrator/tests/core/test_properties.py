@@ -46,6 +46,8 @@ STEPS = int(os.environ.get("CORE_STEPS", "60"))
 SHRINKS = os.environ.get("CORE_SHRINK", "1") == "1"
 
 JOBS = ["a", "b", "c"]
+SAVES_ITSELF = JobId("b")
+"""A job of callbacks, now and then: nobody can lock it, so only its turns are looked at, not what runs between them."""
 CLIENTS = {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "c1": "c", "c2": "c"}
 """Processes that acquire, each with a session of its own, and whose they are."""
 PIDS = {client: 100 + number for number, client in enumerate(CLIENTS)}
@@ -382,7 +384,11 @@ class HostileWorld(RuleBasedStateMachine):
         for name in nodes:
             if (JobId(job), group) not in self.w.agents[name].contexts:
                 pids = [PIDS[client] for client, whose in CLIENTS.items() if whose == job]
-                self.w.agents[name].appear(JobId(job), group, pids, size=40, is_unsampled=is_unsampled)
+                is_own = job == SAVES_ITSELF and not is_unsampled  # a workload says itself that it is there
+                backend = "app_channel" if is_own else ""
+                self.w.agents[name].appear(
+                    JobId(job), group, pids, size=40, is_unsampled=is_unsampled, backend=backend
+                )
 
     @precondition(lambda self: self.world is not None)
     @rule(which=pick, flow=flows, is_unsampled=st.booleans())

@@ -76,8 +76,8 @@ class Context:
     """Its processes came onto the device since the agent last looked: it says idle until it looks again."""
 
     def is_free(self) -> bool:
-        """Tell whether its processes can touch the device."""
-        return self.state is ContextState.RUNNING and not self.locked
+        """Tell whether its processes can touch the device, but for what their job keeps to by itself."""
+        return self.state is ContextState.RUNNING and not self.locked and not self.backend
 
 
 @dataclass
@@ -180,9 +180,10 @@ class Agent:
         size: int = CONTEXT_BYTES,
         *,
         is_unsampled: bool = False,
+        backend: str = "",
     ) -> Context:
         pids = frozenset(pids) or frozenset({1000 + len(self.contexts)})
-        context = Context(job, group, ContextState.RUNNING, pids, size, is_unsampled=is_unsampled)
+        context = Context(job, group, ContextState.RUNNING, pids, size, backend=backend, is_unsampled=is_unsampled)
         self.contexts[(job, group)] = context
         self.push_context(context)
         return context
