@@ -405,7 +405,7 @@ def test_mock_gpus_are_made_and_used_again(without_driver, start):
         for index in (0, 1):
             line = command.wait_for(f"  GPU {index} ")
             assert "pool (Mock" in line
-            assert "0.06 GiB" in line
+            assert "64 MiB" in line
         command.wait_for("Ctrl-C stops it")
         command.interrupt()
         assert command.end() == 130
