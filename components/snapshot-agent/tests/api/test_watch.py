@@ -21,11 +21,12 @@ async def test_events_that_come_at_once_come_together_to_who_takes_that(node: Fa
         watch = client.stub.Watch(pb.WatchRequest(takes_together=True))
         assert (await watch.read()).WhichOneof("event") == "snapshot"
         await client.stub.Snapshot(pb.SnapshotRequest(job_id="a", group="g", operation_id="s"))
-        while not (message := await watch.read()).together:
-            pass
-        kinds = [event.WhichOneof("event") for event in message.together]
-        assert kinds[:2] == ["operation", "job"]
-        assert message.together[1].job.state == pb.JOB_STATE_SAVED
+        kinds: list[str | None] = []
+        while "operation" not in kinds:
+            message = await watch.read()
+            kinds = [event.WhichOneof("event") for event in message.together]
+        state = message.together[kinds.index("operation") - 1]
+        assert state.job.state == pb.JOB_STATE_SAVED, "the new state before the end that brought it"
         numbers = [event.sequence for event in message.together]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         assert {event.incarnation for event in message.together} != {""}
