@@ -29,6 +29,7 @@ from orchestrator.core.events import (
     NodeObserved,
     OperationEnded,
     OperationUnknown,
+    Together,
     Unlocked,
 )
 from orchestrator.core.types import (
@@ -159,6 +160,14 @@ class Link:
     def __init__(self) -> None:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.pool: AgentPool
+        self._latest: dict[JobId, ContextView] = {}
+
+    def post(self, event: Event) -> None:
+        """Take an event; those that were pushed together one by one."""
+        for one in event.events if isinstance(event, Together) else (event,):
+            if isinstance(one, ContextChanged):
+                self._latest[one.context.job] = one.context
+            self.events.put_nowait(one)
 
     async def next_of(self, kind: type[E], **fields: Any) -> E:
         """The next event of this kind with these fields; events before it are dropped."""
@@ -169,11 +178,11 @@ class Link:
                     return event
 
     async def shows(self, job: str, state: ContextState, locked: bool) -> ContextView:
-        """Wait until the agent pushes this of a job's context."""
-        while True:
+        """Wait until the agent pushes this of a job's context, unless it is what it pushed last."""
+        context = self._latest.get(JobId(job))
+        while context is None or (context.job, context.group, context.state, context.locked) != (job, G, state, locked):
             context = (await self.next_of(ContextChanged)).context
-            if (context.job, context.group, context.state, context.locked) == (job, G, state, locked):
-                return context
+        return context
 
     async def lock(self, job: str) -> None:
         self.pool.perform(
@@ -245,7 +254,7 @@ async def linked(agent: AgentUnderTest) -> AsyncIterator[tuple[Link, NodeObserve
         tasks.append(asyncio.create_task(work, name=name))
         return tasks[-1]
 
-    link.pool = AgentPool(Epoch(EPOCH), LinkSettings(), link.events.put_nowait, spawn)
+    link.pool = AgentPool(Epoch(EPOCH), LinkSettings(), link.post, spawn)
     link.pool.set_targets([AgentTarget(N1, agent.address, ((G, ()),))])
     try:
         yield link, await link.next_of(NodeObserved)
