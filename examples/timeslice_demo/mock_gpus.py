@@ -28,8 +28,9 @@ def find_libraries() -> Path:
     folder = mock_folder(os.environ) or beside_us
     missing = [name for name in LIBRARIES if not (folder / name).exists()]
     if missing:
+        where = f"{folder} (GPU_MOCK_LIB_DIR)" if os.environ.get("GPU_MOCK_LIB_DIR") else str(folder)
         raise NoMock(
-            f"{folder} has no {', '.join(missing)}; run: pip install 'timeslice-rl[local]' (in a checkout of the"
+            f"{where} has no {', '.join(missing)}; run: pip install 'timeslice-rl[local]' (in a checkout of the"
             " repository: ./bazelw run //:demo)"
         )
     return folder
