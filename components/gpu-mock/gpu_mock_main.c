@@ -298,16 +298,17 @@ static bool find_libraries(char out[PATH_MAX]) {
     return access(probe, R_OK) == 0;
 }
 
-static void library_path(char *out, size_t size, const char *folder) {
+// False: it does not fit.
+static bool library_path(char *out, size_t size, const char *folder) {
     const char *before = getenv("LD_LIBRARY_PATH");
-    snprintf(out, size, "%s%s%s", folder, before && *before ? ":" : "", before && *before ? before : "");
+    return size > (size_t)snprintf(out, size, "%s%s%s", folder, before && *before ? ":" : "", before && *before ? before : "");
 }
 
 static int env(int argc, char **argv) {
     char folder[PATH_MAX], path[4 * PATH_MAX];
     if (argc) return complain(BAD_USE, "env takes nothing, but got %s", argv[0]);
     if (!find_libraries(folder)) return complain(FAILED, "libcuda.so.1 is not beside this command; set TIMESLICE_GPU_MOCK_LIB to its folder");
-    library_path(path, sizeof path, folder);
+    if (!library_path(path, sizeof path, folder)) return complain(FAILED, "LD_LIBRARY_PATH is too long: more than %zu bytes", sizeof path);
     printf("export %s='%s'\nexport LD_LIBRARY_PATH='%s'\n", GM_ENV_DIR, gm_dir(), path);
     return 0;
 }
@@ -321,7 +322,7 @@ static int run(int argc, char **argv) {
     if (!argc) return complain(BAD_USE, "run needs a command: gpu-mock run -- COMMAND...");
     if (!find_libraries(folder)) return complain(FAILED, "libcuda.so.1 is not beside this command; set TIMESLICE_GPU_MOCK_LIB to its folder");
     if (!open_or_complain()) return FAILED;
-    library_path(path, sizeof path, folder);
+    if (!library_path(path, sizeof path, folder)) return complain(FAILED, "LD_LIBRARY_PATH is too long: more than %zu bytes", sizeof path);
     if (setenv("LD_LIBRARY_PATH", path, 1) || setenv(GM_ENV_DIR, gm_dir(), 1)) return complain(FAILED, "no memory");
     execvp(argv[0], argv);
     return complain(errno == ENOENT ? 127 : 126, "cannot run %s: %s", argv[0], strerror(errno));

@@ -412,6 +412,18 @@ def test_mock_gpus_are_made_and_used_again(without_driver, start):
     assert any("there already" in line for line in command.seen)
 
 
+def test_mock_behind_links_is_entered_once(without_driver, start, tmp_path):
+    """A folder of links to its files, as runfiles are: it once began anew for ever, never seeing that it was there."""
+    for file in Path(without_driver["GPU_MOCK_LIB_DIR"]).iterdir():
+        (tmp_path / file.name).symlink_to(file.resolve())
+    without_driver["GPU_MOCK_LIB_DIR"] = str(tmp_path)
+    command = start(*UP, "--mock", "1x32MiB", "--group", "pool=0")
+    command.wait_for("Ctrl-C stops it")
+    assert len([line for line in command.seen if "gpu-mock run -- COMMAND" in line]) == 1
+    command.interrupt()
+    assert command.end() == 130
+
+
 def test_mock_gpus_that_cannot_be(without_driver):
     assert "--mock eighty: " in refused(without_driver, "up", "--mock", "eighty")
 

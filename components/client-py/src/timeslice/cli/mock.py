@@ -24,9 +24,10 @@ def become_on_mock_gpus(gpus: str, arguments: Sequence[str], env: Mapping[str, s
     folder = mock_folder(env)
     if folder is None:
         raise CommandError("--mock needs the GPU mock, which is not installed; run: pip install 'timeslice-rl[local]'")
-    if str(folder) in env.get("LD_LIBRARY_PATH", "").split(os.pathsep):
-        return
     command = str(folder / "gpu-mock")
+    seen = {os.path.realpath(path) for path in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path}
+    if os.path.dirname(os.path.realpath(command)) in seen:  # what `gpu-mock run` puts there, links resolved
+        return
     bare = {name: value for name, value in env.items() if name != "TIMESLICE_GPU_MOCK"}  # Else `show` makes some.
     if _run([command, "show"], bare).returncode == 0:
         print("using the mock GPUs that are there already; `gpu-mock reset --all` removes them", file=notes)
