@@ -47,7 +47,8 @@ if made is not None:
 def in_way(way: str, *command: str) -> list[str]:
     if which_way() == "ancestry":
         return list(command)  # there is no other here
-    return ["unshare", "--mount", "sh", "-c", WITHOUT, "sh", WAYS[way], *command]
+    # Unchanged: in a chroot the root is no mount whose propagation could be. A remount stays in its namespace anyway.
+    return ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", WITHOUT, "sh", WAYS[way], *command]
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,14 @@ def family() -> Iterator[Family]:
     family = Family()
     yield family
     family.close()
+
+
+def sleeper(**options: Any) -> subprocess.Popen[bytes]:
+    """A process whose exec is over: before that its environment cannot be read, and it is left for the next look."""
+    process = subprocess.Popen(["sleep", "3600"], **options)
+    while not Path(f"/proc/{process.pid}/environ").read_bytes():
+        os.sched_yield()
+    return process
 
 
 @pytest.mark.parametrize("how", ["child", "daemon", "bare-daemon", "exec"])
@@ -94,10 +103,10 @@ def test_children_of_a_member_that_has_gone_are_found_where_the_walker_had_seen_
 
 def test_another_users_forged_marker_brings_in_nobody(family: Family) -> None:
     try:
-        forger = subprocess.Popen(["sleep", "3600"], user=65534, env={"TIMESLICE_TREE": family.marker})
+        forger = sleeper(user=65534, env={"TIMESLICE_TREE": family.marker})
     except OSError:
         pytest.skip("processes of other users may not be started here")
-    same_user = subprocess.Popen(["sleep", "3600"], env={"TIMESLICE_TREE": family.marker})
+    same_user = sleeper(env={"TIMESLICE_TREE": family.marker})
     try:
         assert family.find() == {same_user.pid}
     finally:
@@ -107,7 +116,7 @@ def test_another_users_forged_marker_brings_in_nobody(family: Family) -> None:
 
 
 def test_strangers_are_left_alone_and_not_read_twice(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    stranger = subprocess.Popen(["sleep", "3600"])
+    stranger = sleeper()
     try:
         assert stranger.pid not in family.find()
         read: list[int] = []
@@ -149,7 +158,7 @@ def test_a_tree_that_is_not_what_it_says_is_refused(family: Family, change: dict
 
 
 def test_a_keeper_that_is_no_ancestor_is_refused(family: Family) -> None:
-    stranger = subprocess.Popen(["sleep", "3600"])
+    stranger = sleeper()
     try:
         refused = planted(replace(family.claim, keeper_pid=stranger.pid), set())
         assert isinstance(refused, Refusal)
@@ -225,7 +234,7 @@ def test_a_cgroup_finds_whoever_is_in_it_and_whatever_became_of_its_ancestors() 
         assert isinstance(tree, Tree)
         family.tree = tree
         bare = family.start("bare-daemon")
-        outside = subprocess.Popen(["sleep", "3600"], env={"TIMESLICE_TREE": family.marker})
+        outside = sleeper(env={"TIMESLICE_TREE": family.marker})
         family.started.append(outside.pid)
         assert family.find() == {bare}
         outside.kill()
