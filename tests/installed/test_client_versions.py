@@ -1,7 +1,7 @@
 """The client's own tests, with its wheel installed: the oldest and the newest of what it needs, on every Python.
 
-CLIENT_WITH ("floors" or "newest") and CLIENT_PYTHON ("3.12") choose one combination; CLIENT_WHEELS is the folder of the
-wheels of that lock.
+CLIENT_WITH is "floors" or "newest", CLIENT_WHEELS the folder of the wheels of that lock, CLIENT_PYTHONS what to try it
+on ("3.11 3.12"). A Python that is not here is skipped; the one that runs this is always among them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from interpreters import Environment, clean_environment, find_python
 
-VERSION = os.environ["CLIENT_PYTHON"]
+PYTHONS = os.environ["CLIENT_PYTHONS"].split()
 THIRD_PARTY = Path(os.environ["CLIENT_WHEELS"]).absolute()
 OURS = Path("wheels").absolute()
 TESTS = sorted(Path("components/client-py/tests").glob("test_*.py"))
@@ -25,11 +25,11 @@ TESTED_WITH = ["hypothesis", "pytest", "pytest-asyncio"]
 SUITE_TIMEOUT_S = 600  # 30 to 40 s on a machine that does nothing else
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    python = find_python(VERSION)
+@pytest.fixture(scope="module", params=PYTHONS)
+def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    python = find_python(request.param)
     if python is None:
-        pytest.skip(f"no python{VERSION} on PATH or of pyenv: the client was not tried on it")
+        pytest.skip(f"no python{request.param} on PATH or of pyenv: the client was not tried on it")
     environment = Environment(python, tmp_path_factory.mktemp("venv") / "client")
     environment.install([*exact_versions(), "timeslice-rl[cli]", *TESTED_WITH], [OURS, THIRD_PARTY])
     return environment
