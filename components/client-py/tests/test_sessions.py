@@ -270,7 +270,10 @@ def test_interrupt_of_a_process_that_holds_the_group_gives_it_back(orchestrator,
         assert process.stdout.readline() == "in the block\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == -signal.SIGINT
-        assert "giving it back" not in process.stderr.read()  # It was given back in order, not by the end of all.
+        errors = process.stderr.read()
+    # It was given back in order, not by the end of all; but before 3.11 asyncio.run cancels all tasks at once, the
+    # session's among them.
+    assert "giving it back" not in errors or (face.name == "aio" and sys.version_info < (3, 11))
     assert orchestrator.holder("trainers") is None
 
 
