@@ -403,6 +403,9 @@ class World:
         end = self.now + seconds
         for target in self.targets.values():
             target.drain()
+        for app in self.apps:
+            if app.is_deaf and app.connection is not None:
+                self.disconnect(app)  # a stream that lost something is one that breaks
         while self.now < end:
             while self.calls or self.listings:
                 if self.listings:
