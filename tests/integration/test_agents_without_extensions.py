@@ -78,6 +78,19 @@ def hand_over(made: Installation, holder: Any, other: Any) -> AcquireResult:
     return next_one.wait()  # type: ignore[no-any-return]
 
 
+def in_the_middle_of_a_save(alone: Installation, agent: LlmdAgent, take_s: float) -> Caller:
+    """Job a has yielded, and its save, which takes `take_s` seconds, has begun; returns job b's acquire."""
+    a, b = alone.client("a"), alone.client("b")
+    a.acquire(timeout_sec=10)
+    run(alone, agent, "a")
+    agent.tell("take", take_s)
+    next_one = Caller(b.acquire, timeout_sec=40)
+    alone.wait_for(waiting("b"))
+    a.release()
+    agent.next("began", kind="snapshot", job="a")
+    return next_one
+
+
 def test_two_jobs_take_turns(alone: Installation, agent: LlmdAgent) -> None:
     a, b = alone.client("a"), alone.client("b")
     a.acquire(timeout_sec=10)
@@ -192,14 +205,7 @@ def test_row_49_operator_may_explain_it(alone: Installation, agent: LlmdAgent) -
 def test_agent_that_starts_anew_in_the_middle_of_a_save_is_not_asked_for_ever(
     alone: Installation, agent: LlmdAgent
 ) -> None:
-    a, b = alone.client("a"), alone.client("b")
-    a.acquire(timeout_sec=10)
-    run(alone, agent, "a")
-    agent.tell("take", 600)
-    next_one = Caller(b.acquire, timeout_sec=40)
-    alone.wait_for(waiting("b"))
-    a.release()
-    agent.next("began", kind="snapshot", job="a")
+    next_one = in_the_middle_of_a_save(alone, agent, take_s=600)
     start_anew(alone, agent, a="IDLE")
     agent.tell("set", "a", "RUNNING")  # the driver had not saved it, and the agent has found its processes again
     assert next_one.wait().success
@@ -209,14 +215,7 @@ def test_agent_that_starts_anew_in_the_middle_of_a_save_is_not_asked_for_ever(
 def test_job_of_which_a_restarted_agent_cannot_tell_whether_it_was_saved_is_not_passed_over(
     alone: Installation, agent: LlmdAgent
 ) -> None:
-    a, b = alone.client("a"), alone.client("b")
-    a.acquire(timeout_sec=10)
-    run(alone, agent, "a")
-    agent.tell("take", 600)
-    next_one = Caller(b.acquire, timeout_sec=40)
-    alone.wait_for(waiting("b"))
-    a.release()
-    agent.next("began", kind="snapshot", job="a")
+    next_one = in_the_middle_of_a_save(alone, agent, take_s=600)
     start_anew(alone, agent, a="IDLE")
     alone.wait_for(has_condition("Unexplained", "a"))
     assert next_one.blocks
@@ -228,14 +227,7 @@ def test_job_of_which_a_restarted_agent_cannot_tell_whether_it_was_saved_is_not_
 def test_orchestrator_that_is_killed_in_the_middle_of_a_handoff_goes_on_with_it(
     alone: Installation, agent: LlmdAgent
 ) -> None:
-    a, b = alone.client("a"), alone.client("b")
-    a.acquire(timeout_sec=10)
-    run(alone, agent, "a")
-    agent.tell("take", 1.0)
-    next_one = Caller(b.acquire, timeout_sec=40)
-    alone.wait_for(waiting("b"))
-    a.release()
-    agent.next("began", kind="snapshot", job="a")
+    next_one = in_the_middle_of_a_save(alone, agent, take_s=1.0)
     alone.restart()
     assert next_one.wait().success
     assert agent.next("ended", kind="snapshot", job="a")["running"] == []

@@ -65,9 +65,9 @@ class MockMachine:
             os.kill(pid, signal.SIGKILL)
         assert left == [], "processes were left behind"
 
-    def start(self, *arguments: str) -> Running:
-        """Python with these arguments, in the background."""
-        self._running.append(Running(list(arguments), self.env))
+    def start(self, *arguments: str, **env: str) -> Running:
+        """Python with these arguments, in the background; `env` is added to the machine's environment."""
+        self._running.append(Running(list(arguments), {**self.env, **env}))
         return self._running[-1]
 
     def up(self, *arguments: str) -> Running:

@@ -15,7 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from live import Running, children_of, mock_environment, processes_of
+from live import Running, children_of, processes_of
+from mock_machine import MockMachine
 from timeslice import TimeSliceOrchestratorClient
 from timeslice.orchestrator.exceptions import OrchestratorError, OrchestratorLeaseLostError
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb2
@@ -25,29 +26,20 @@ UP = ["-m", "timeslice.cli", "up"]
 
 
 @pytest.fixture
-def environment(short_dir: Path):
-    env = mock_environment(short_dir)
-    yield env
-    left = processes_of(env)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == [], "processes were left behind"
+def machine(short_dir: Path):
+    with MockMachine(short_dir) as machine:
+        yield machine
 
 
 @pytest.fixture
-def start(environment):
+def environment(machine):
+    return machine.env
+
+
+@pytest.fixture
+def start(machine):
     """Starts commands; what still runs at the end is stopped."""
-    running: list[Running] = []
-
-    def start(*arguments: str, **env: str) -> Running:
-        running.append(Running(list(arguments), {**environment, **env}))
-        return running[-1]
-
-    yield start
-    for command in reversed(running):
-        if command.process.poll() is None:
-            command.process.terminate()
-        command.end()
+    return machine.start
 
 
 @pytest.fixture

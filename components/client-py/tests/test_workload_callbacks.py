@@ -58,6 +58,16 @@ class Job:
             raise self.error
 
 
+def in_the_middle_of_a_snapshot(agent):
+    """A registered job, whose snapshot has begun with command c1 and ends when it may."""
+    job = Job()
+    job.may_end.clear()
+    handle = register_workload(agent.address, "a", "g", job)
+    agent.send("c1", snapshot=OFFLOAD)
+    assert job.begun.wait(10)
+    return job, handle
+
+
 def test_callbacks_are_called_as_the_agent_commands(agent):
     job = Job()
     handle = register_workload(agent.address, "a", "g", on_snapshot=job.snapshot, on_restore=job.restore)
@@ -138,11 +148,7 @@ def test_command_that_comes_twice_is_carried_out_once_and_answered_twice(agent):
 
 
 def test_command_that_comes_again_while_it_is_carried_out_is_not_begun_anew(agent):
-    job = Job()
-    job.may_end.clear()
-    handle = register_workload(agent.address, "a", "g", job)
-    agent.send("c1", snapshot=OFFLOAD)
-    assert job.begun.wait(10)
+    job, handle = in_the_middle_of_a_snapshot(agent)
     agent.send("c1", snapshot=OFFLOAD)
     agent.stop()
     agent.start()
@@ -157,11 +163,7 @@ def test_command_that_comes_again_while_it_is_carried_out_is_not_begun_anew(agen
 
 
 def test_command_under_way_goes_on_while_the_agent_restarts_and_its_result_reaches_the_new_one(agent):
-    job = Job()
-    job.may_end.clear()
-    handle = register_workload(agent.address, "a", "g", job)
-    agent.send("c1", snapshot=OFFLOAD)
-    assert job.begun.wait(10)
+    job, handle = in_the_middle_of_a_snapshot(agent)
     agent.stop()
     agent.start()
     agent.wait_until(lambda: len(agent.registered) == 2)
@@ -176,11 +178,7 @@ def test_command_under_way_goes_on_while_the_agent_restarts_and_its_result_reach
 
 
 def test_result_that_nobody_was_there_to_hear_is_told_with_the_next_registration(agent):
-    job = Job()
-    job.may_end.clear()
-    handle = register_workload(agent.address, "a", "g", job)
-    agent.send("c1", snapshot=OFFLOAD)
-    assert job.begun.wait(10)
+    job, handle = in_the_middle_of_a_snapshot(agent)
     agent.stop()
     second, may_end = threading.Event(), threading.Event()
     job.restore = lambda tags: (second.set(), may_end.wait(15))
@@ -210,11 +208,7 @@ def test_workload_that_was_replaced_does_not_come_back(agent, caplog):
 
 
 def test_closing_waits_for_the_callback_under_way(agent, background):
-    job = Job()
-    job.may_end.clear()
-    handle = register_workload(agent.address, "a", "g", job)
-    agent.send("c1", snapshot=OFFLOAD)
-    assert job.begun.wait(10)
+    job, handle = in_the_middle_of_a_snapshot(agent)
     closing = background(handle.close, timeout=15)
     assert closing.is_running()
     job.may_end.set()
@@ -225,11 +219,7 @@ def test_closing_waits_for_the_callback_under_way(agent, background):
 
 
 def test_closing_does_not_wait_for_ever(agent):
-    job = Job()
-    job.may_end.clear()
-    handle = register_workload(agent.address, "a", "g", job)
-    agent.send("c1", snapshot=OFFLOAD)
-    assert job.begun.wait(10)
+    job, handle = in_the_middle_of_a_snapshot(agent)
     handle.close(timeout=0.05)
     agent.wait_until(lambda: agent.channels == 0)
     job.may_end.set()
