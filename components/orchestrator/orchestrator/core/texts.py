@@ -133,11 +133,6 @@ def dropped(request: RequestId, reason: str) -> Refusal:
     )
 
 
-def undone(group: GroupId) -> Refusal:
-    """The group is not configured any more, or the orchestrator cannot serve the call."""
-    return Refusal(RefusalCode.UNAVAILABLE, f"group {group!r} cannot be served now. Try again.")
-
-
 def nothing_to_evict(group: GroupId, what: str) -> Refusal:
     """An Evict that matches nothing."""
     return Refusal(RefusalCode.NOT_FOUND, f"group {group!r} has {what}; nothing was changed.")

@@ -21,7 +21,7 @@ from snapshot_agent_server.core.effects import (
     WatchProcess,
 )
 from snapshot_agent_server.core.events import ObservedProcess
-from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, ProcessId
+from snapshot_agent_server.core.ids import ContextKey, JobId, ProcessId
 from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
@@ -67,9 +67,6 @@ class Registry:
 
     def of_job(self, job: JobId) -> tuple[ContextKey, ...]:
         return tuple(key for key in self.contexts if key.job == job)
-
-    def in_group(self, group: GroupId) -> Iterator[Context]:
-        return (context for key, context in self.contexts.items() if key.group == group)
 
     def refusal(self, key: ContextKey, processes: Sequence[ObservedProcess]) -> Refusal | None:
         """Why these processes cannot join that context, or None. Changes nothing."""

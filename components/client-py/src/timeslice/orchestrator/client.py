@@ -50,8 +50,8 @@ class TimeSliceOrchestratorClient:
 
     Made cheaply: it connects at the first call. It may be used from several threads. While it holds or waits for a
     group, a background thread keeps the job's session alive; when the process ends, so does the session, and the next
-    job is served. In a forked child it starts
-    afresh: the child's calls are its own, and the parent's leases stay the parent's.
+    job is served. In a forked child it starts afresh: the child's calls are its own, and the parent's leases stay the
+    parent's.
     """
 
     def __init__(
