@@ -16,6 +16,7 @@ IMPORT_ROOTS = [
     "components/gpu-mock/python",
     "components/orchestrator",
     "components/snapshot-agent",
+    "deploy",
     "examples",
     "proto/orchestrator_py",
     "proto/snapshot_agent_py",
@@ -27,6 +28,7 @@ TYPED_PACKAGES = {
     "3.11": [
         "components/orchestrator/orchestrator",
         "components/snapshot-agent/snapshot_agent_server",
+        "deploy/timeslice_deploy",
         "examples/timeslice_demo",
         "benchmarks/timeslice_benchmarks",
     ],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapshot_agent_server.api.credentials import TlsFiles
 from snapshot_agent_server.core.ids import AcceleratorId, GroupId
 from snapshot_agent_server.core.samples import DeviceSample
 from snapshot_agent_server.core.settings import CoreSettings
@@ -28,6 +30,14 @@ class AgentConfig:
     listen: tuple[str, ...]
     """Addresses, "unix:PATH" or "HOST:PORT"."""
     state_dir: Path
+    tls: TlsFiles | None = None
+    """Of the TCP listeners, whose callers then need a certificate too. Unix sockets stay plain."""
+    orders_from: str | None = None
+    """The DNS name in the certificate of the one who may give orders; None: whoever can call."""
+    health: str | None = None
+    """"HOST:PORT" of a plain listener with nothing but the health service, for probes."""
+    insecure_listen: bool = False
+    """Whether other machines may call where nobody's identity is checked."""
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """(name, accelerators by index or UUID). Empty: each accelerator is a group, gpu0, gpu1, ..."""
     allow_unfenced: bool = False
@@ -46,6 +56,18 @@ class AgentConfig:
     def __post_init__(self) -> None:
         for address in self.listen:
             check_address(address)
+            if self.tls is None and not self.insecure_listen and leaves_machine(address):
+                raise ConfigError(
+                    f"--listen {address!r} can be reached from other machines, and nothing checks who calls; give"
+                    " --tls-ca, --tls-cert and --tls-key, listen on 127.0.0.1 or a unix socket, or say"
+                    " --insecure-listen"
+                )
+        if self.orders_from is not None and self.tls is None:
+            raise ConfigError("--orders-from needs certificates; give --tls-ca, --tls-cert and --tls-key")
+        if self.health is not None:
+            check_address(self.health, "--health")
+            if self.health.startswith("unix:"):
+                raise ConfigError(f"--health {self.health!r} is not HOST:PORT; sockets of --listen tell health too")
         for name, value in (
             ("--operation-timeout-s", self.operation_timeout_s),
             ("--lock-timeout-s", self.lock_timeout_s),
@@ -103,21 +125,34 @@ def resolve_groups(
     return resolved
 
 
-def check_address(address: str) -> None:
+def check_address(address: str, flag: str = "--listen") -> None:
     """Raises: ConfigError."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         if len(os.fsencode(path)) >= MAX_UNIX_PATH:
             raise ConfigError(
                 f"the socket path {path} has {len(os.fsencode(path))} bytes, and the system allows less than"
-                f" {MAX_UNIX_PATH}; choose a shorter one with --listen or TIMESLICE_RUNTIME_DIR"
+                f" {MAX_UNIX_PATH}; choose a shorter one with {flag} or TIMESLICE_RUNTIME_DIR"
             )
         if not path:
-            raise ConfigError("--listen unix: needs a path, as in unix:/run/timeslice/agent.sock")
+            raise ConfigError(f"{flag} unix: needs a path, as in unix:/run/timeslice/agent.sock")
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"--listen {address!r} is neither unix:PATH nor HOST:PORT")
+        raise ConfigError(f"{flag} {address!r} is neither unix:PATH nor HOST:PORT")
+
+
+def leaves_machine(address: str) -> bool:
+    """True unless only processes of this machine can reach the address."""
+    if address.startswith("unix:"):
+        return False
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
 
 
 def runtime_dir(env: Mapping[str, str]) -> Path:
@@ -154,6 +189,25 @@ def from_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> AgentCon
         action="append",
         metavar="ADDR",
         help="unix:PATH or HOST:PORT, may be repeated (default: unix:RUNTIME_DIR/agent.sock)",
+    )
+    parser.add_argument(
+        "--insecure-listen",
+        action="store_true",
+        help="allow --listen addresses that other machines can reach without certificates: whoever calls gives orders",
+    )
+    for flag, what in (
+        ("--tls-ca", "who signs the certificates of callers"),
+        ("--tls-cert", "this agent's certificate"),
+        ("--tls-key", "its private key"),
+    ):
+        parser.add_argument(flag, type=Path, metavar="FILE", help=f"PEM; mutual TLS on HOST:PORT listeners: {what}")
+    parser.add_argument(
+        "--orders-from",
+        metavar="NAME",
+        help="who may save, restore, lock, kill and watch: only a caller whose certificate has this DNS name",
+    )
+    parser.add_argument(
+        "--health", metavar="HOST:PORT", help="a listener of its own for probes: plain, nothing but the health service"
     )
     parser.add_argument("--node", help="this node's name (default: TIMESLICE_NODE, else the host name)")
     parser.add_argument(
@@ -195,6 +249,10 @@ def from_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> AgentCon
         node=given.node if given.node is not None else env.get("TIMESLICE_NODE") or socket.gethostname(),
         listen=tuple(given.listen or [f"unix:{runtime_dir(env) / 'agent.sock'}"]),
         state_dir=given.state_dir or state_dir(env),
+        tls=_tls(given.tls_ca, given.tls_cert, given.tls_key),
+        orders_from=given.orders_from,
+        health=given.health,
+        insecure_listen=given.insecure_listen,
         groups=tuple(_group(text) for text in given.group),
         allow_unfenced=given.allow_unfenced,
         restore_margin_mib=given.restore_margin_mib,
@@ -206,6 +264,14 @@ def from_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> AgentCon
         workers=given.workers,
         log_level=given.log_level,
     )
+
+
+def _tls(ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles | None:
+    if ca is None and cert is None and key is None:
+        return None
+    if ca is None or cert is None or key is None:
+        raise ConfigError("--tls-ca, --tls-cert and --tls-key belong together; give all three or none")
+    return TlsFiles(ca, cert, key)
 
 
 def _group(text: str) -> tuple[str, tuple[str, ...]]:

@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from grpc_health.v1.health import aio as health_aio
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 from snapshot_agent_server import logs
+from snapshot_agent_server.api.credentials import BadCredentials, Credentials, load
+from snapshot_agent_server.api.orders import OrdersFromOne
 from snapshot_agent_server.api.service import SnapshotAgentService
 from snapshot_agent_server.config import AgentConfig, ConfigError, from_arguments
 from snapshot_agent_server.driver.cuda_driver import CudaDriver
@@ -38,6 +41,8 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server
 )
+EXPIRY_NOTICE_S = 30 * 86400.0
+"""A certificate that ends within this time is worth a warning at every start."""
 
 
 class ListenError(Exception):
@@ -50,8 +55,9 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] | None =
         _raise_descriptor_limit()
         config = from_arguments(sys.argv[1:] if arguments is None else arguments, os.environ if env is None else env)
         logs.set_up(config.log_level)
-        asyncio.run(serve(config))
-    except (ConfigError, StoreError, DriverMissing, ListenError) as error:
+        credentials = None if config.tls is None else load(config.tls)
+        asyncio.run(serve(config, credentials))
+    except (ConfigError, BadCredentials, StoreError, DriverMissing, ListenError) as error:
         print(f"snapshot-agent: {error}", file=sys.stderr)
         return 2
     return 0
@@ -63,13 +69,14 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def serve(config: AgentConfig) -> None:
+async def serve(config: AgentConfig, credentials: Credentials | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     store = Store(config.state_dir)
     logs.transition(log, logging.INFO, "snapshot agent starts", node=config.node, pid=os.getpid())
+    _warn_before_expiry(credentials)
     driver = CudaDriver(Pool(config.workers))
     try:
         if not await _start_driver(driver, stop):
@@ -83,7 +90,8 @@ async def serve(config: AgentConfig) -> None:
             sample_interval_s=config.sample_interval_s,
             own_pids=lambda: driver.own_pids,
         )
-        await _serve(config, shell, stop, {str(g): list(members) for g, members in settings.groups.items()})
+        groups: dict[str, list[str]] = {str(group): list(map(str, members)) for group, members in settings.groups.items()}
+        await _serve(config, credentials, shell, stop, groups)
     finally:
         await driver.close()
         store.close()
@@ -110,13 +118,22 @@ async def _start_driver(driver: CudaDriver, stop: asyncio.Event) -> bool:
         ) from error
 
 
-async def _serve(config: AgentConfig, shell: AgentShell, stop: asyncio.Event, groups: dict[str, list[str]]) -> None:
+async def _serve(
+    config: AgentConfig,
+    credentials: Credentials | None,
+    shell: AgentShell,
+    stop: asyncio.Event,
+    groups: dict[str, list[str]],
+) -> None:
+    service = SnapshotAgentService(shell) if config.orders_from is None else OrdersFromOne(shell, config.orders_from)
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    pb_grpc.add_SnapshotAgentServiceServicer_to_server(SnapshotAgentService(shell), server)  # type: ignore[no-untyped-call]
+    pb_grpc.add_SnapshotAgentServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    for address in config.listen:
-        _listen(server, address)
+    addresses = [_listen(server, address, credentials) for address in config.listen]
+    probed = grpc.aio.server(options=SERVER_OPTIONS)
+    health_pb2_grpc.add_HealthServicer_to_server(health, probed)
+    health_address = None if config.health is None else _listen(probed, config.health, None, "--health")
     running = asyncio.create_task(shell.run(), name="agent")
     starting = asyncio.create_task(shell.started(), name="agent start")
     stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -125,13 +142,15 @@ async def _serve(config: AgentConfig, shell: AgentShell, stop: asyncio.Event, gr
         if not running.done():
             _spare_the_collector()
             await server.start()
+            await probed.start()
             for name in ("", SERVICE):
                 await health.set(name, health_pb2.HealthCheckResponse.SERVING)
             logs.transition(
                 log,
                 logging.INFO,
                 "snapshot agent ready",
-                listen=list(config.listen),
+                listen=addresses,
+                health=health_address,
                 node=config.node,
                 groups=groups,
                 pid=os.getpid(),
@@ -141,7 +160,7 @@ async def _serve(config: AgentConfig, shell: AgentShell, stop: asyncio.Event, gr
             logs.transition(log, logging.INFO, "snapshot agent stops")
             await health.enter_graceful_shutdown()
             await shell.close(config.close_grace_s)
-            await server.stop(1.0)
+            await asyncio.gather(server.stop(1.0), probed.stop(1.0))
     finally:
         for task in (starting, stopping):
             task.cancel()
@@ -162,26 +181,40 @@ def _spare_the_collector() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-def _listen(server: grpc.aio.Server, address: str) -> None:
-    """Raises: ListenError. A socket file that nobody serves any more is replaced."""
+def _warn_before_expiry(credentials: Credentials | None) -> None:
+    left_s = EXPIRY_NOTICE_S if credentials is None else credentials.not_after_s - time.time()
+    if left_s < EXPIRY_NOTICE_S:
+        days = int(left_s // 86400)
+        logs.transition(log, logging.WARNING, f"the certificate of this agent ends in {days} days; renew it", days=days)
+
+
+def _listen(server: grpc.aio.Server, address: str, credentials: Credentials | None, flag: str = "--listen") -> str:
+    """The address, a port 0 as the one that was chosen. Raises: ListenError.
+
+    A socket file that nobody serves any more is replaced.
+    """
     if address.startswith("unix:"):
         path = Path(address.removeprefix("unix:"))
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise ListenError(f"cannot make {path.parent} ({error.strerror}); choose another --listen") from error
+            raise ListenError(f"cannot make {path.parent} ({error.strerror}); choose another {flag}") from error
         if _is_served(path):
-            raise ListenError(f"{address} is in use by another process; stop it, or choose another --listen")
+            raise ListenError(f"{address} is in use by another process; stop it, or choose another {flag}")
         if path.is_socket():
             path.unlink()
     try:
-        bound = server.add_insecure_port(address)
+        if credentials is None or address.startswith("unix:"):
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials.server)
     except RuntimeError as error:
         raise ListenError(
-            f"cannot listen on {address}: it is in use, or not an address of this machine; choose another --listen"
+            f"cannot listen on {address}: it is in use, or not an address of this machine; choose another {flag}"
         ) from error
     if bound == 0:
-        raise ListenError(f"cannot listen on {address}; choose another --listen")
+        raise ListenError(f"cannot listen on {address}; choose another {flag}")
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{bound}"
 
 
 def _is_served(path: Path) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshot_agent_server.api.credentials import TlsFiles
 from snapshot_agent_server.config import ConfigError, from_arguments, resolve_groups
 from snapshot_agent_server.core.ids import AcceleratorId
 from snapshot_agent_server.core.samples import DeviceSample
@@ -38,6 +39,16 @@ def test_without_groups_each_accelerator_is_one() -> None:
     assert resolve_groups((), DEVICES) == {"gpu0": ("GPU-0",), "gpu1": ("GPU-1",), "gpu2": ("GPU-2",)}
 
 
+def test_addresses_that_leave_the_machine_need_certificates_or_a_word() -> None:
+    tls = ["--tls-ca", "a", "--tls-cert", "b", "--tls-key", "c"]
+    config = from_arguments(["--listen", "0.0.0.0:9001", *tls, "--orders-from", "o", "--health", "0.0.0.0:9002"], {})
+    assert config.tls == TlsFiles(Path("a"), Path("b"), Path("c"))
+    assert (config.orders_from, config.health) == ("o", "0.0.0.0:9002")
+    assert from_arguments(["--listen", "0.0.0.0:9001", "--insecure-listen"], {}).tls is None
+    for address in ("localhost:1", "127.0.0.9:1", "[::1]:1"):
+        assert from_arguments(["--listen", address], {}).listen == (address,)
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
@@ -55,6 +66,13 @@ def test_without_groups_each_accelerator_is_one() -> None:
         (["--restore-margin-mib", "-1"], "--restore-margin-mib"),
         (["--workers", "0"], "--workers"),
         (["--node", ""], "--node"),
+        (["--listen", "0.0.0.0:9001"], "--tls-ca.*--insecure-listen"),
+        (["--listen", "agent.example.org:9001"], "nothing checks who calls"),
+        (["--tls-ca", "a", "--tls-cert", "b"], "all three or none"),
+        (["--tls-key", "c"], "all three or none"),
+        (["--orders-from", "x"], "--orders-from needs certificates"),
+        (["--health", "9002"], "--health '9002' is neither"),
+        (["--health", "unix:/a"], "not HOST:PORT"),
     ],
 )
 def test_a_wrong_flag_is_one_line(flags: list[str], text: str) -> None:
