@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from orchestrator import logs
 from orchestrator.addresses import CannotListen, address_problem, leaves_machine
+from orchestrator.agents.dialing import PLAIN, BadCredentials, Dialer, TlsFiles
 from orchestrator.config import BadConfig, OrchestratorConfig, default_listen, default_state_dir, env_name
 from orchestrator.core.types import OnUnsaveable
 from orchestrator.infra.interface import AgentSpec
@@ -26,6 +27,8 @@ from orchestrator.store.interface import Deposed, StoreRefused
 
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
+EXPIRY_NOTICE_S = 30 * 86400.0
+"""A certificate that ends within this time is worth a warning at every start."""
 
 
 class BadUsage(Exception):
@@ -45,6 +48,7 @@ class Arguments:
 
     listen: tuple[str, ...]
     agents: tuple[AgentSpec, ...]
+    agent_tls: TlsFiles | None
     state_dir: Path
     log_level: str
     config: OrchestratorConfig
@@ -75,10 +79,19 @@ def parse(flags: Sequence[str], env: Mapping[str, str]) -> Arguments:
     return Arguments(
         listen=listen,
         agents=agents,
+        agent_tls=_agent_tls(given.agent_ca, given.agent_cert, given.agent_key),
         state_dir=given.state_dir or default_state_dir(env),
         log_level=given.log_level,
         config=config,
     )
+
+
+def _agent_tls(ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles | None:
+    if ca is None and cert is None and key is None:
+        return None
+    if ca is None or cert is None or key is None:
+        raise BadUsage("--agent-ca, --agent-cert and --agent-key belong together; give all three or none")
+    return TlsFiles(ca, cert, key)
 
 
 def main(flags: Sequence[str] | None = None) -> int:
@@ -87,8 +100,9 @@ def main(flags: Sequence[str] | None = None) -> int:
     try:
         arguments = parse(sys.argv[1:] if flags is None else flags, os.environ)
         logs.set_up(arguments.log_level)
-        status = asyncio.run(_run(arguments))
-    except (BadUsage, BadAgentFlag, BadConfig, CannotListen, StoreRefused) as error:
+        dialer = PLAIN if arguments.agent_tls is None else Dialer(arguments.agent_tls)
+        status = asyncio.run(_run(arguments, dialer))
+    except (BadUsage, BadAgentFlag, BadConfig, BadCredentials, CannotListen, StoreRefused) as error:
         print(f"orchestrator: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except Deposed as error:
@@ -108,7 +122,15 @@ def _remove_sockets(listen: Sequence[str]) -> None:
                 Path(address.removeprefix("unix:")).unlink()
 
 
-async def _run(arguments: Arguments) -> int:
+def _warn_before_expiry(dialer: Dialer) -> None:
+    left_s = EXPIRY_NOTICE_S if dialer.not_after_s is None else dialer.not_after_s - time.time()
+    if left_s < EXPIRY_NOTICE_S:
+        days = int(left_s // 86400)
+        say(f"the certificate for agents ends in {days} days; renew it", level=logging.WARNING, days=days)
+
+
+async def _run(arguments: Arguments, dialer: Dialer) -> int:
+    _warn_before_expiry(dialer)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -121,7 +143,8 @@ async def _run(arguments: Arguments) -> int:
     started = time.monotonic()
     try:
         failure = await serve(
-            arguments.config, StaticInfra(arguments.agents), arguments.listen, arguments.state_dir, stop, ready)
+            arguments.config, StaticInfra(arguments.agents), arguments.listen, arguments.state_dir, stop, ready,
+            dialer)
     except (CannotListen, StoreRefused, Deposed):
         raise
     except Exception:
@@ -148,6 +171,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "--agent", action="append", default=[], metavar="NODE=ADDR,group=G[:ACC+ACC...],...",
         help="a node's snapshot agent and the groups it serves; may be given several times")
+    for flag, what in (
+        ("--agent-ca", "who signs the certificates of agents"),
+        ("--agent-cert", "this orchestrator's certificate, by whose name agents take orders"),
+        ("--agent-key", "its private key"),
+    ):
+        parser.add_argument(
+            flag, type=Path, metavar="FILE", help=f"PEM; mutual TLS with agents at HOST:PORT addresses: {what}")
     parser.add_argument(
         "--state-dir", type=Path, metavar="DIR",
         help="where the store is kept (default: $TIMESLICE_STATE_DIR, else timeslice in the XDG state folder)")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from orchestrator.agents.dialing import PLAIN, Dialer
 from orchestrator.agents.link import HigherEpoch
 from orchestrator.agents.pool import AgentPool, highest_epoch
 from orchestrator.agents.target import AgentTarget, LinkSettings
@@ -50,6 +51,7 @@ async def serve(
     state_dir: Path,
     stop: asyncio.Event,
     ready: Callable[[Served], None],
+    dialer: Dialer = PLAIN,
 ) -> str | None:
     """Run until `stop` is set (then None), or until this orchestrator must not lead any more (then why).
 
@@ -59,7 +61,7 @@ async def serve(
     try:
         while True:
             try:
-                return await lead(config, infra, listen, store, stop, ready)
+                return await lead(config, infra, listen, store, stop, ready, dialer)
             except HigherEpoch as error:
                 await _take_up_above(store, error.above)
     finally:
@@ -68,7 +70,7 @@ async def serve(
 
 async def lead(
     config: OrchestratorConfig, infra: Infra, listen: Sequence[str], store: Store, stop: asyncio.Event,
-    ready: Callable[[Served], None],
+    ready: Callable[[Served], None], dialer: Dialer = PLAIN,
 ) -> str | None:
     """As `serve`, on a store that is open already, and stays open.
 
@@ -78,7 +80,7 @@ async def lead(
     topology = await anext(topologies)
     targets = _targets(topology)
     loaded = await store.load()
-    seen = await highest_epoch(targets, EPOCH_QUESTION_S)
+    seen = await highest_epoch(targets, EPOCH_QUESTION_S, dialer)
     if seen > store.epoch:
         await _take_up_above(store, seen)
 
@@ -100,7 +102,7 @@ async def lead(
                 shell.post(GroupConfigured(config))
         shell.post(event)
 
-    agents = AgentPool(store.epoch, link_settings, post_from_agent, shell.spawn)
+    agents = AgentPool(store.epoch, link_settings, post_from_agent, shell.spawn, dialer)
     shell.connect(writer, agents, service)
 
     async def follow_topology() -> NoReturn:

@@ -90,7 +90,7 @@ async def serve(config: AgentConfig, credentials: Credentials | None) -> None:
             sample_interval_s=config.sample_interval_s,
             own_pids=lambda: driver.own_pids,
         )
-        groups: dict[str, list[str]] = {str(group): list(map(str, members)) for group, members in settings.groups.items()}
+        groups = {str(group): [str(member) for member in members] for group, members in settings.groups.items()}
         await _serve(config, credentials, shell, stop, groups)
     finally:
         await driver.close()

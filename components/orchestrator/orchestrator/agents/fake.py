@@ -123,8 +123,8 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
 
     # What a test does to it.
 
-    async def start(self, address: str) -> None:
-        """Serve on `address`: "unix:PATH" or "HOST:PORT" (port 0: see `self.port`)."""
+    async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Serve on `address`: "unix:PATH" or "HOST:PORT" (port 0: see `self.port`); plain without `credentials`."""
         self._server = grpc.aio.server(options=[
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -134,7 +134,10 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
             self._server.add_generic_rpc_handlers((_old_handlers(self),))
         else:
             pb_grpc.add_SnapshotAgentServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self.port = self._server.add_insecure_port(address)
+        if credentials is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, credentials)
         await self._server.start()
 
     async def stop(self) -> None:

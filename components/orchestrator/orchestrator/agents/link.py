@@ -13,6 +13,7 @@ import grpc
 
 from orchestrator.agents import wire
 from orchestrator.agents.calls import AgentError, answer
+from orchestrator.agents.dialing import Dialer
 from orchestrator.agents.polling import PolledAgent
 from orchestrator.agents.target import AgentTarget, Backoff, LinkSettings
 from orchestrator.core.effects import (
@@ -42,18 +43,6 @@ from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 AgentEffect = LockContext | UnlockContext | StartSnapshot | StartRestore | QueryOperation | KillContext
 Post = Callable[[Event], None]
 
-CHANNEL_OPTIONS = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-]
-
 
 class HigherEpoch(Exception):
     """The agent follows a leader with a higher epoch: this orchestrator must not go on as it is.
@@ -70,8 +59,9 @@ class HigherEpoch(Exception):
 class AgentLink:
     """One agent. `run` keeps the connection; `perform` carries out the core's effects for its node."""
 
-    def __init__(self, target: AgentTarget, epoch: Epoch, settings: LinkSettings, post: Post) -> None:
+    def __init__(self, target: AgentTarget, epoch: Epoch, settings: LinkSettings, post: Post, dialer: Dialer) -> None:
         self.target = target
+        self._dialer = dialer
         self._node = target.node
         self._epoch = epoch
         self._settings = settings
@@ -89,7 +79,7 @@ class AgentLink:
 
     async def run(self) -> NoReturn:
         """Connect, follow, connect again, until cancelled. HigherEpoch: the agent follows somebody else."""
-        async with grpc.aio.insecure_channel(self.target.address, options=CHANNEL_OPTIONS) as self._channel:
+        async with self._dialer.channel(self.target.address) as self._channel:
             self._stub = pb_grpc.SnapshotAgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
             backoff = Backoff(self._settings.reconnect_first_s, self._settings.reconnect_last_s)
             try:

@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 
-from orchestrator.agents.link import CHANNEL_OPTIONS, AgentEffect, AgentLink, Post
+from orchestrator.agents.dialing import PLAIN, Dialer
+from orchestrator.agents.link import AgentEffect, AgentLink, Post
 from orchestrator.agents.target import AgentTarget, LinkSettings
 from orchestrator.core.events import AgentCallFailed
 from orchestrator.core.types import AgentErrorKind, Epoch, NodeId
@@ -20,7 +21,10 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 class AgentPool:
     """The links to all nodes. `spawn` owns the tasks: one per link, and one per call in progress."""
 
-    def __init__(self, epoch: Epoch, settings: LinkSettings, post: Post, spawn: Spawn) -> None:
+    def __init__(
+        self, epoch: Epoch, settings: LinkSettings, post: Post, spawn: Spawn, dialer: Dialer = PLAIN
+    ) -> None:
+        self._dialer = dialer
         self._epoch = epoch
         self._settings = settings
         self._post = post
@@ -36,7 +40,7 @@ class AgentPool:
                 self.forget(node)
         for node, target in wanted.items():
             if node not in self._links:
-                link = self._links[node] = AgentLink(target, self._epoch, self._settings, self._post)
+                link = self._links[node] = AgentLink(target, self._epoch, self._settings, self._post, self._dialer)
                 self._runs[node] = self._spawn(link.run(), f"link to node {node}")
 
     def forget(self, node: NodeId) -> None:
@@ -56,13 +60,13 @@ class AgentPool:
         self._spawn(link.perform(effect), f"{type(effect).__name__} {effect.operation} on node {effect.node}")
 
 
-async def highest_epoch(targets: Sequence[AgentTarget], timeout_s: float) -> int:
+async def highest_epoch(targets: Sequence[AgentTarget], timeout_s: float, dialer: Dialer = PLAIN) -> int:
     """The highest leader epoch that any agent that answers in time has seen; 0 if none did.
 
     Asked once, before leading: a store that was lost would start again with numbers that agents refuse.
     """
     async def ask(target: AgentTarget) -> int:
-        async with grpc.aio.insecure_channel(target.address, options=CHANNEL_OPTIONS) as channel:
+        async with dialer.channel(target.address) as channel:
             stub = pb_grpc.SnapshotAgentServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
                 status = await stub.Status(pb.StatusRequest(per_context=True), timeout=timeout_s)

@@ -6,6 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
+
+from orchestrator.agents.dialing import PLAIN, Dialer
 from orchestrator.agents.fake import FakeAgent
 from orchestrator.agents.pool import AgentPool
 from orchestrator.agents.target import AgentTarget, LinkSettings
@@ -45,9 +48,10 @@ class Inbox:
 @asynccontextmanager
 async def linked(
     agent: FakeAgent, folder: Path, *, settings: LinkSettings = QUICK, epoch: int = 5,
-    groups: tuple[str, ...] = ("g",), is_started: bool = True,
+    groups: tuple[str, ...] = ("g",), is_started: bool = True, listen: str = "",
+    credentials: grpc.ServerCredentials | None = None, dialer: Dialer = PLAIN,
 ) -> AsyncIterator[tuple[AgentPool, Inbox]]:
-    """A pool with one node, n1, whose agent is `agent`."""
+    """A pool with one node, n1, whose agent is `agent`, on a unix socket unless `listen` says otherwise."""
     inbox = Inbox()
     async with asyncio.TaskGroup() as tasks:
         running: list[asyncio.Task[None]] = []
@@ -57,10 +61,12 @@ async def linked(
             running.append(task)
             return task
 
+        where = listen or address(folder)
         if is_started:
-            await agent.start(address(folder))
-        pool = AgentPool(Epoch(epoch), settings, inbox.post, spawn)
-        pool.set_targets([AgentTarget(N1, address(folder), tuple((GroupId(g), ()) for g in groups))])
+            await agent.start(where, credentials)
+            where = where.replace(":0", f":{agent.port}") if listen else where
+        pool = AgentPool(Epoch(epoch), settings, inbox.post, spawn, dialer)
+        pool.set_targets([AgentTarget(N1, where, tuple((GroupId(g), ()) for g in groups))])
         try:
             yield pool, inbox
         finally:

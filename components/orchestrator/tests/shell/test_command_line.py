@@ -36,6 +36,8 @@ async def refused(*flags: str, env: dict[str, str] | None = None) -> str:
         (["--session-ttl-s", "soon"], "--session-ttl-s is 'soon'"),
         (["--session-ttl-s", "-1"], "session_ttl_s is -1"),
         (["--log-level", "loud"], "loud"),
+        (["--agent-ca", "/a", "--agent-cert", "/b"], "all three or none"),
+        (["--agent-ca", "/a", "--agent-cert", "/b", "--agent-key", "/c"], "--agent-ca /a: cannot read it"),
     ],
 )
 async def test_a_wrong_flag_is_named(flags: list[str], says: str) -> None:

@@ -58,5 +58,6 @@ class OrdersFromOne(SnapshotAgentService):
         await context.abort(
             grpc.StatusCode.PERMISSION_DENIED,
             f"{method} is an order, and this agent takes orders over TLS from {self._orders_from!r} alone"
-            f" (--orders-from), not from {caller}. Jobs acquire and yield at the orchestrator; Status and WorkloadChannel are open here",
+            f" (--orders-from), not from {caller}. Jobs acquire and yield at the orchestrator; Status and"
+            " WorkloadChannel are open here",
         )
