@@ -87,7 +87,7 @@ bool gm_create(const char *dir, const struct gm_recipe *recipe, char *why, size_
         step = "the device files";
         if ((fd = gm_open_in(dir, name, O_RDWR | O_CREAT, 0666)) < 0) goto failed;
         int error = ftruncate(fd, (off_t)recipe->memory_bytes) ? errno : 0;
-        if (!error && recipe->prefault) error = posix_fallocate(fd, 0, (off_t)recipe->memory_bytes);
+        if (!error && recipe->prefault_bytes) error = posix_fallocate(fd, 0, (off_t)recipe->prefault_bytes);
         close(fd);
         errno = error;
         if (error) goto failed;
@@ -119,7 +119,7 @@ bool gm_create(const char *dir, const struct gm_recipe *recipe, char *why, size_
         snprintf(device->name, sizeof device->name, "%s", recipe->name ? recipe->name : "Mock H100 80GB HBM3");
         name_device(device, i);
         device->memory_bytes = recipe->memory_bytes;
-        device->prefaulted = recipe->prefault;
+        device->prefault_bytes = recipe->prefault_bytes;
     }
     munmap(shared, sizeof *shared);
     int linked = link(from, to);  // unlike rename, it does not replace what somebody else made meanwhile

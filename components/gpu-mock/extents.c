@@ -10,17 +10,18 @@
 #include "state_parts.h"
 
 static void wipe(struct gm *gm, const struct gm_extent *extent) {
-    int fd = gm->device_fd[extent->device];
-    if (!gm->shared->devices[extent->device].prefaulted) {
-        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)extent->offset, (off_t)extent->size);
-        return;
-    }
     static const char zeros[64 * GM_PAGE];
-    for (uint64_t done = 0; done < extent->size;) {
-        uint64_t n = extent->size - done < sizeof zeros ? extent->size - done : sizeof zeros;
-        if (pwrite(fd, zeros, n, (off_t)(extent->offset + done)) <= 0) break;
-        done += n;
+    int fd = gm->device_fd[extent->device];
+    uint64_t at = extent->offset, end = extent->offset + extent->size;
+    uint64_t filled = gm->shared->devices[extent->device].prefault_bytes;
+    while (at < end && at < filled) {
+        uint64_t stop = end < filled ? end : filled;
+        uint64_t n = stop - at < sizeof zeros ? stop - at : sizeof zeros;
+        if (pwrite(fd, zeros, n, (off_t)at) <= 0) break;
+        at += n;
     }
+    if (at < filled) at = filled;  // also where a write failed
+    if (at < end) fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)(end - at));
 }
 
 void gm_bury(struct gm *gm, unsigned slot) {

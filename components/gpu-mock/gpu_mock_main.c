@@ -3,6 +3,7 @@
 // Copyright 2026 The timeslice authors. SPDX-License-Identifier: Apache-2.0
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <libgen.h>
 #include <limits.h>
@@ -33,7 +34,7 @@ static int complain(int code, const char *format, ...) {
 static const char help[] =
     "gpu-mock: GPUs that are files, for programs that use the real CUDA driver API and NVML.\n"
     "\n"
-    "  gpu-mock create [2x80GiB] [--name TEXT] [--cuda 13000] [--init-delay SECONDS] [--prefault]\n"
+    "  gpu-mock create [2x80GiB] [--name TEXT] [--cuda 13000] [--init-delay SECONDS] [--prefault[=SIZE]]\n"
     "  gpu-mock show [--json | --check]    devices, processes, faults; --check: is the state consistent?\n"
     "  gpu-mock inject WHAT [KEY=VALUE...] | -f FILE | --list | --clear [ID]    (gpu-mock inject --help)\n"
     "  gpu-mock journal [--json]           what ran when: the ground truth\n"
@@ -72,18 +73,27 @@ static struct gm *open_or_complain(void) {
     return gm;
 }
 
+// What is changed through a mapping is no event for a watcher of the folder (inotify), so that the command makes one.
+static void tell_watchers(const struct gm *gm) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/state", gm->dir);
+    (void)!utimensat(AT_FDCWD, path, NULL, 0);
+}
+
 // ---- create, reset
 
 static int create(int argc, char **argv) {
     struct gm_recipe recipe = {0};
     char why[300], path[PATH_MAX];
-    const char *devices = getenv(GM_ENV_DEVICES);
+    const char *devices = getenv(GM_ENV_DEVICES), *prefault = NULL;
     if (!devices || !*devices) devices = "1x80GiB";
     for (int i = 0; i < argc; i++) {
         const bool has_value = i + 1 < argc;
         char *end = NULL;
         if (strcmp(argv[i], "--prefault") == 0) {
-            recipe.prefault = true;
+            prefault = "";
+        } else if (strncmp(argv[i], "--prefault=", 11) == 0) {
+            prefault = argv[i] + 11;
         } else if (strcmp(argv[i], "--name") == 0 && has_value) {
             recipe.name = argv[++i];
         } else if (strcmp(argv[i], "--cuda") == 0 && has_value) {
@@ -101,6 +111,11 @@ static int create(int argc, char **argv) {
     }
     if (!gm_parse_devices(devices, &recipe))
         return complain(BAD_USE, "%s is not understood; write COUNTxSIZE like 2x80GiB, with at most %d devices", devices, GM_MAX_DEVICES);
+    recipe.prefault_bytes = prefault && !*prefault ? recipe.memory_bytes : 0;
+    if (prefault && *prefault && !gm_parse_bytes(prefault, &recipe.prefault_bytes))
+        return complain(BAD_USE, "--prefault=%s is not a size like 64MiB", prefault);
+    if (recipe.prefault_bytes > recipe.memory_bytes) recipe.prefault_bytes = recipe.memory_bytes;
+    recipe.prefault_bytes -= recipe.prefault_bytes % GM_PAGE;
     snprintf(path, sizeof path, "%s/state", gm_dir());
     if (access(path, F_OK) == 0) return complain(FAILED, "%s has mock GPUs already; remove them with gpu-mock reset --all", gm_dir());
     if (!gm_create(gm_dir(), &recipe, why, sizeof why)) return complain(FAILED, "%s", why);
@@ -137,6 +152,7 @@ static int reset(int argc, char **argv) {
     gm_reap(gm);
     int error = ftruncate(gm->journal_fd, 0) ? errno : 0;
     gm_unlock(gm);
+    tell_watchers(gm);
     return error ? complain(FAILED, "cannot empty the journal: %s", strerror(error)) : 0;
 }
 
@@ -245,6 +261,7 @@ static int inject_file(struct gm *gm, const char *path) {
         if (id > 0) printf("%d\n", id);
     }
     if (in != stdin) fclose(in);
+    tell_watchers(gm);
     return code;
 }
 
@@ -262,12 +279,15 @@ static int inject(int argc, char **argv) {
         char *end = "";
         unsigned long id = argc > 1 ? strtoul(argv[1], &end, 10) : 0;
         if (argc > 2 || *end || (argc > 1 && !id)) return complain(BAD_USE, "--clear takes the id of a fault, or nothing for all");
-        return gm_fault_remove(gm, (uint32_t)id) ? 0 : complain(FAILED, "there is no fault %lu; see gpu-mock inject --list", id);
+        if (!gm_fault_remove(gm, (uint32_t)id)) return complain(FAILED, "there is no fault %lu; see gpu-mock inject --list", id);
+        tell_watchers(gm);
+        return 0;
     }
     if (strcmp(argv[0], "-f") == 0) return argc == 2 ? inject_file(gm, argv[1]) : complain(BAD_USE, "-f takes one file");
     int id = gm_inject(gm, argc, argv, why, sizeof why);
     if (id < 0) return complain(BAD_USE, "%s", why);
     if (id > 0) printf("%d\n", id);
+    tell_watchers(gm);
     return 0;
 }
 

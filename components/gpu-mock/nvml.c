@@ -59,13 +59,18 @@ nvmlReturn_t nvml_find(nvmlDevice_t handle, struct gm **gm, struct gm_device **d
     *gm = nvml_state();
     if (!*gm)
         return NVML_ERROR_UNINITIALIZED;
-    for (unsigned index = 0; index < (*gm)->shared->device_count; index++) {
+    for (unsigned index = 0; index < (*gm)->granted_count; index++) {
         if (handle == &handles[index]) {
-            *device = &(*gm)->shared->devices[index];
+            *device = &(*gm)->shared->devices[(*gm)->granted[index]];
             return atomic_load(&(*device)->lost) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
         }
     }
     return NVML_ERROR_INVALID_ARGUMENT;
+}
+
+unsigned nvml_number(const struct gm *gm, const struct gm_device *device)
+{
+    return (unsigned)(device - gm->shared->devices);
 }
 
 nvmlReturn_t nvml_handle(unsigned index, nvmlDevice_t *handle)
@@ -125,7 +130,7 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
         return NVML_ERROR_UNINITIALIZED;
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *count = gm->shared->device_count;
+    *count = gm->granted_count;
     return NVML_SUCCESS;
 }
 
@@ -139,7 +144,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
     struct gm *gm = nvml_state();
     if (!gm)
         return NVML_ERROR_UNINITIALIZED;
-    if (!device || index >= gm->shared->device_count)
+    if (!device || index >= gm->granted_count)
         return NVML_ERROR_INVALID_ARGUMENT;
     return nvml_handle(index, device);
 }
@@ -156,8 +161,8 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
         return NVML_ERROR_UNINITIALIZED;
     if (!uuid || !device)
         return NVML_ERROR_INVALID_ARGUMENT;
-    for (unsigned index = 0; index < gm->shared->device_count; index++)
-        if (strcasecmp(uuid, gm->shared->devices[index].uuid_text) == 0)
+    for (unsigned index = 0; index < gm->granted_count; index++)
+        if (strcasecmp(uuid, gm->shared->devices[gm->granted[index]].uuid_text) == 0)
             return nvml_handle(index, device);
     return NVML_ERROR_NOT_FOUND;
 }
@@ -176,8 +181,8 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *
         if (sscanf(bus_id, "%2x:%2x.%1x", &bus, &slot, &function) != 3)
             return NVML_ERROR_INVALID_ARGUMENT;
     }
-    for (unsigned index = 0; index < gm->shared->device_count; index++) {
-        const struct gm_device *at = &gm->shared->devices[index];
+    for (unsigned index = 0; index < gm->granted_count; index++) {
+        const struct gm_device *at = &gm->shared->devices[gm->granted[index]];
         if (at->pci_domain == domain && at->pci_bus == bus && at->pci_device == slot && function == 0)
             return nvml_handle(index, device);
     }

@@ -74,7 +74,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
         return found;
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
-    uint64_t used = gm_device_used(gm, device->index);
+    uint64_t used = gm_device_used(gm, nvml_number(gm, at));
     if (used > at->memory_bytes)  // an extent was moved while the sum was taken
         used = at->memory_bytes;
     memory->total = at->memory_bytes;
@@ -109,7 +109,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
         return found;
     if (!utilization)
         return NVML_ERROR_INVALID_ARGUMENT;
-    utilization->gpu = gm_utilization(gm, device->index);
+    utilization->gpu = gm_utilization(gm, nvml_number(gm, at));
     utilization->memory = 0;
     return NVML_SUCCESS;
 }

@@ -15,6 +15,8 @@ struct nvmlDevice_st {
 struct gm *nvml_state(void);
 // The device behind a handle, in *device and *gm. Anything but NVML_SUCCESS is what the call must return.
 nvmlReturn_t nvml_find(nvmlDevice_t handle, struct gm **gm, struct gm_device **device);
+// Which one of the machine's devices that is; handle->index counts those that the process has.
+unsigned nvml_number(const struct gm *gm, const struct gm_device *device);
 nvmlReturn_t nvml_handle(unsigned index, nvmlDevice_t *handle);
 // Copies the text, or NVML_ERROR_INSUFFICIENT_SIZE.
 nvmlReturn_t nvml_copy(char *to, unsigned length, const char *text);

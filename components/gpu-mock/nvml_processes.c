@@ -51,7 +51,7 @@ static nvmlReturn_t list_into(nvmlDevice_t device, unsigned int *count, const vo
         return found;
     if (!count || (*count > 0 && !infos))
         return NVML_ERROR_INVALID_ARGUMENT;
-    list(gm, device->index, out);
+    list(gm, nvml_number(gm, at), out);
     unsigned room = *count;
     *count = out->count;
     return out->count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;

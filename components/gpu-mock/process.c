@@ -25,13 +25,13 @@ CUresult check_initialised(void) {
     return by && by == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
-// "0,1" or "GPU-abc...": what follows the first unknown entry is not visible, as the guide says.
+// "0,1" or "GPU-abc...", of the devices that the process has: what follows the first unknown entry is not visible, as the guide says.
 static void choose_devices(void) {
-    const struct gm_shared *shared = process.gm->shared;
+    const struct gm *gm = process.gm;
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
     process.visible_count = 0;
     if (!text) {
-        for (unsigned i = 0; i < shared->device_count; i++) process.physical[process.visible_count++] = i;
+        for (unsigned i = 0; i < gm->granted_count; i++) process.physical[process.visible_count++] = gm->granted[i];
         return;
     }
     while (*text) {
@@ -39,9 +39,9 @@ static void choose_devices(void) {
         int found = -1;
         char *end;
         long index = strtol(text, &end, 10);
-        if (end == text + length && length && index >= 0 && index < (long)shared->device_count) found = (int)index;
-        for (unsigned i = 0; i < shared->device_count && length > 4; i++)
-            if (strncmp(text, shared->devices[i].uuid_text, length) == 0) found = (int)i;
+        if (end == text + length && length && index >= 0 && index < (long)gm->granted_count) found = (int)gm->granted[index];
+        for (unsigned i = 0; i < gm->granted_count && length > 4; i++)
+            if (strncmp(text, gm->shared->devices[gm->granted[i]].uuid_text, length) == 0) found = (int)gm->granted[i];
         for (unsigned i = 0; i < process.visible_count; i++)
             if (found == (int)process.physical[i]) found = -1;
         if (found < 0) return;

@@ -67,6 +67,21 @@ static void learn_who_we_are(struct gm *gm) {
     if (at) gm->start_time = strtoull(at + 1, NULL, 10);
 }
 
+static void learn_what_is_granted(struct gm *gm) {
+    const size_t prefix = strlen(GM_ENV_GRANT);
+    uint32_t granted = 0;
+    bool limited = false;
+    for (char **at = environ; at && *at; at++) {
+        const char *value = strncmp(*at, GM_ENV_GRANT, prefix) == 0 ? strchr(*at, '=') : NULL;
+        if (!value) continue;
+        limited = true;
+        for (unsigned i = 0; i < gm->shared->device_count; i++)
+            if (strcmp(value + 1, gm->shared->devices[i].uuid_text) == 0) granted |= 1u << i;
+    }
+    for (unsigned i = 0; i < gm->shared->device_count; i++)
+        if (!limited || granted >> i & 1) gm->granted[gm->granted_count++] = i;
+}
+
 static bool open_files(struct gm *gm) {
     char *why = gm->error;
     const size_t why_size = sizeof gm->error;
@@ -121,6 +136,7 @@ static bool open_files(struct gm *gm) {
         fine = fine && gm->device_fd[i] >= 0;
     }
     if (!fine) snprintf(why, why_size, "cannot open the files of %s: %s", gm->dir, strerror(errno));
+    if (fine) learn_what_is_granted(gm);
     return fine;
 }
 

@@ -19,10 +19,14 @@
 #define GM_DEFAULT_DIR "/dev/shm/timeslice-gpu-mock"
 #define GM_ENV_DIR "TIMESLICE_GPU_MOCK_DIR"
 #define GM_ENV_DEVICES "TIMESLICE_GPU_MOCK"  // "2x80GiB": used when the folder has no state yet
+// TIMESLICE_GPU_MOCK_GRANT_<anything>=GPU-...: the process has this device; with at least one of them it has no others, as
+// in a container that was given some of a machine's devices. One variable each, so that what grants them need not know of
+// each other.
+#define GM_ENV_GRANT "TIMESLICE_GPU_MOCK_GRANT_"
 
 enum {
     GM_MAGIC = 0x4b4d4754,  // "TGMK"
-    GM_VERSION = 2,         // raise it with every change of layout
+    GM_VERSION = 3,         // raise it with every change of layout
     GM_MAX_DEVICES = 16,
     GM_MAX_PROCESSES = 256,
     GM_MAX_EXTENTS = 4096,  // per process
@@ -87,8 +91,8 @@ struct gm_device {
     uint8_t uuid[16];
     char pci_bus_id[32];             // "00000000:01:00.0"
     uint32_t pci_domain, pci_bus, pci_device;
-    uint32_t prefaulted;             // its file is filled in advance: freed ranges are zeroed, not punched
     uint64_t memory_bytes;
+    uint64_t prefault_bytes;         // so much of its file is filled in advance: ranges freed in there are zeroed, not punched
     _Atomic uint32_t lost;           // CUresult of every call that touches it, 0: fine
     _Atomic uint32_t owner;          // futex: 1 + slot of the process whose kernel runs now, 0: idle
     _Atomic uint32_t waiter;         // 1 + slot of a process that waits for its turn
@@ -155,6 +159,7 @@ struct gm {
     struct gm_shared *shared;
     int locks_fd, journal_fd;
     int device_fd[GM_MAX_DEVICES];
+    unsigned granted[GM_MAX_DEVICES], granted_count;  // devices that this process has (all, or those of GM_ENV_GRANT), in order
     char dir[200];
     int32_t pid, outer_pid;          // of the process that opened it: another pid means that we are a forked child
     uint64_t pid_namespace, start_time;
@@ -211,7 +216,7 @@ struct gm_recipe {
     const char *name;      // NULL: default
     unsigned cuda_version; // 0: default
     uint64_t init_delay_us;
-    bool prefault;
+    uint64_t prefault_bytes;  // of each device
 };
 bool gm_create(const char *dir, const struct gm_recipe *recipe, char *why, size_t why_size);
 // "2x80GiB" -> count and bytes.

@@ -127,11 +127,38 @@ def test_prefaulted_memory_stays_with_the_file_and_is_zeroed(new_node: Callable[
     assert device.stat().st_blocks * 512 == 4 * MIB
 
 
+def test_a_large_device_can_be_prefaulted_in_part(new_node: Callable[..., MockNode]) -> None:
+    """Memory is given from the start of the device, so that little work stays in what was filled in advance."""
+    node = new_node("1x1MiB")
+    node.control("reset", "--all")
+    node.control("create", "1x80GiB", "--prefault=1MiB")
+    device = node.folder / "device0"
+    assert device.stat().st_blocks * 512 == 1 * MIB
+    process = node.process()
+    pointer = process.ok.cuMemAlloc(3 * MIB)
+    process.ok.cuMemsetD8(pointer, 0xAA, 3 * MIB)
+    assert device.stat().st_blocks * 512 == 3 * MIB
+    process.ok.cuMemFree(pointer)
+    assert device.stat().st_blocks * 512 == 1 * MIB
+    again = process.ok.cuMemAlloc(3 * MIB)
+    back = process.host(3 * MIB)
+    process.ok.cuMemcpyDtoH(back, again, 3 * MIB)
+    assert process.peek(back, 3 * MIB) == bytes(3 * MIB)
+
+
+@pytest.mark.parametrize("words", [["inject", "device-lost"], ["inject", "fail", "op=lock"], ["inject", "--clear"], ["reset"]])
+def test_watchers_of_the_folder_hear_of_a_change(node: MockNode, words: list[str]) -> None:
+    """The state is mapped, and a store to a mapping is no event; whoever reports health need not poll."""
+    before = (node.folder / "state").stat().st_mtime_ns
+    node.control(*words)
+    assert (node.folder / "state").stat().st_mtime_ns > before
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["create", "2y80GiB"], ["create", "0x1GiB"], ["create", "99x1GiB"], ["create", "1x"], ["create", "--colour"],
-        ["create", "1x1MiB", "--cuda", "12.8"], ["show", "--colour"], ["journal", "--colour"], ["reset", "--colour"],
+        ["create", "1x1MiB", "--cuda", "12.8"], ["create", "1x1MiB", "--prefault=much"], ["show", "--colour"], ["journal", "--colour"], ["reset", "--colour"],
         ["run"], ["nonsense"], ["show"], ["inject", "fail", "op=lock"], ["inject"],
     ],
 )  # fmt: skip

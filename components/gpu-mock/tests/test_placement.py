@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pynvml
 import pytest
 from cuda.bindings.driver import CUresult
 
@@ -35,6 +36,48 @@ def test_visible_devices(new_node: Callable[..., MockNode], visible: str, sizes:
 def test_no_visible_device(new_node: Callable[..., MockNode], visible: str) -> None:
     process = new_node("2x1MiB").process(device=None, environment={"CUDA_VISIBLE_DEVICES": visible})
     assert process.code.cuInit(0) == CUresult.CUDA_ERROR_NO_DEVICE
+
+
+@pytest.mark.parametrize(
+    ("granted", "visible", "seen"),
+    [([2], None, [2]), ([2, 0], None, [0, 2]), ([2, 0], "1", [2]), ([2, 0], "2", []), ([1], "UUID 0", []), ([7], None, [])],
+)
+def test_a_process_has_the_devices_that_it_was_granted(
+    new_node: Callable[..., MockNode], granted: list[int], visible: str | None, seen: list[int]
+) -> None:
+    """As in a container with some of a machine's GPUs: others do not exist for the driver and for NVML, and indices start at 0."""
+    node = new_node("3x1MiB")
+    uuids = [device["uuid"] for device in json.loads(node.control("show", "--json"))["devices"]] + ["GPU-of another machine"] * 7
+    environment = {f"TIMESLICE_GPU_MOCK_GRANT_{index}": uuids[index] for index in granted}
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible.replace("UUID 0", uuids[0])
+    process = node.process(device=None, environment=environment)
+    process.nvmlInit()
+    granted_uuids = [uuids[index] for index in sorted(granted) if index < 3]
+    assert process.nvmlDeviceGetCount() == len(granted_uuids)
+    handles = [process.nvmlDeviceGetHandleByIndex(index) for index in range(len(granted_uuids))]
+    assert [process.nvmlDeviceGetUUID(handle) for handle in handles] == granted_uuids
+    for index in set(range(3)) - set(granted):
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            process.nvmlDeviceGetHandleByUUID(uuids[index])
+    if not seen:
+        assert process.code.cuInit(0) == CUresult.CUDA_ERROR_NO_DEVICE
+        return
+    process.ok.cuInit(0)
+    found = [process.ok.cuDeviceGetUuid(ordinal).hex() for ordinal in range(process.ok.cuDeviceGetCount())]
+    assert found == [uuids[index].removeprefix("GPU-").replace("-", "") for index in seen]
+
+
+def test_memory_and_processes_of_a_granted_device_are_its_own(new_node: Callable[..., MockNode]) -> None:
+    node = new_node("3x1MiB")
+    uuids = [device["uuid"] for device in json.loads(node.control("show", "--json"))["devices"]]
+    process = node.process(device=0, environment={"TIMESLICE_GPU_MOCK_GRANT_2": uuids[2]})
+    process.ok.cuMemAlloc(64 * KIB)
+    process.nvmlInit()
+    handle = process.nvmlDeviceGetHandleByIndex(0)
+    assert used(node) == [0, 0, 64 * KIB]
+    assert process.nvmlDeviceGetMemoryInfo(handle)["used"] == 64 * KIB
+    assert [one["pid"] for one in process.nvmlDeviceGetComputeRunningProcesses(handle)] == [process.pid]
 
 
 def used(node: MockNode) -> list[int]:
