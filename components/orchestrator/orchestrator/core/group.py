@@ -302,9 +302,11 @@ class Group:
             )
         )
 
-    def _grant(self, job: JobId, token: Token, *, has_restored: bool, now: float) -> None:
+    def _grant(
+        self, job: JobId, token: Token, *, has_restored: bool, is_intended: bool = False, now: float
+    ) -> None:
         self._intruders.since.pop(job, None)
-        self.leases.grant(job, token, has_restored=has_restored, now=now)
+        self.leases.grant(job, token, has_restored=has_restored, is_intended=is_intended, now=now)
 
     def _begin_switch(self, target: JobId | None, now: float) -> None:
         token = self._next_token()
@@ -335,7 +337,11 @@ class Group:
     def _drive(self, switch: Switch, now: float) -> bool:
         """Take the switch on; end it when its reason is gone, or when it is done."""
         target = switch.target
+        if self.site.heir is not None and self.site.is_known:
+            self.site.settle_heir()
         if target is not None and not self.queue.is_wanted_by(target, now):
+            if self.site.heir is not None:
+                return False  # it may be on the device unlocked, and its intent alone says so
             self._end_switch(now)
             return True
         if target is None and self.queue.first(now) is not None:
@@ -357,7 +363,7 @@ class Group:
                 self.waiting.look_when_overdue(waiter)
             return False
         self._end_switch(now)
-        self._grant(target, switch.token, has_restored=switch.has_restored, now=now)
+        self._grant(target, switch.token, has_restored=switch.has_restored, is_intended=True, now=now)
         self.site.publish("switch_finished", target, duration_s=now - switch.started_s)
         return True
 
@@ -407,6 +413,7 @@ class Group:
         if record.lease is None and record.intent is not None:
             self.switch = Switch(self.site, record.intent.job, record.intent.token, now)
             self.switch.recorded()
+            self.site.heir = record.intent.job
             self._common.graph.hold(self.id, self.switch.target)
 
     # ------------------------------------------------------------ helpers

@@ -16,6 +16,8 @@ class Holding:
     has_restored: bool
     discarded_tags: tuple[str, ...] = ()
     """What its context lacks since it was saved, and must be filled again; known when it is in place."""
+    is_intended: bool = False
+    """A recorded intent names its job and its token: its context may be unlocked before the grant is recorded."""
     is_recorded: bool = False
     is_placed: bool = False
     """Its context is in place and unlocked: replies may leave."""

@@ -21,10 +21,10 @@ class Intruders:
     def lock(self, now: float) -> None:
         """Lock whoever is on the device, unlocked, without the lease and without having been the last to have it."""
         site = self._site
-        allowed = self._leases.holder or site.resident
+        allowed = (self._leases.holder or site.resident, site.heir)
         for node in site.nodes:
             for job, context in node.unsaved(site.group).items():
-                if job == allowed or context.state is not ContextState.RUNNING or context.locked:
+                if job in allowed or context.state is not ContextState.RUNNING or context.locked:
                     continue
                 if job not in self.since:
                     self.since[job] = now

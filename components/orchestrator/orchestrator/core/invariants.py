@@ -18,7 +18,7 @@ def check_group(group: Group) -> None:
     if holding is not None:
         _require(0 < holding.lease.token <= group.last_token, group, "a lease with a token that was never given out")
         _require(not holding.calls or holding.is_placed, group, "a grant left before its context was in place")
-        _require(not holding.is_placed or holding.is_recorded, group, "a context was unlocked before the record")
+        _require(not holding.is_placed or holding.is_recorded, group, "a grant is in place before its record")
         holders = holding.lease.holders
         _require(len(set(holders)) == len(holders), group, "a session holds the lease twice")
         _require(holding.recorded <= set(holders), group, "one that left counts as a holder")

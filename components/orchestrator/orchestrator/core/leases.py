@@ -86,8 +86,11 @@ class Leases:
 
     # ------------------------------------------------------------ granting
 
-    def grant(self, job: JobId, token: Token, *, has_restored: bool, now: float) -> None:
-        """Decide the lease. It is recorded, then the context is unlocked, then the replies leave."""
+    def grant(
+        self, job: JobId, token: Token, *, has_restored: bool, is_intended: bool = False, now: float
+    ) -> None:
+        """Decide the lease. It is recorded and the context unlocked, at the same time if a recorded intent names this
+        job and token (`is_intended`), else one after the other; then the replies leave."""
         site = self._site
         waiters = self._waiting.queue.of_job(job)
         owner = next((waiter for waiter in waiters if waiter.detached_s is None), waiters[0])
@@ -103,7 +106,7 @@ class Leases:
             processes=session.processes if session is not None else (),
             shared=self._shares.of([waiter for waiter in waiters if waiter.detached_s is None], owner.session),
         )
-        holding = Holding(lease, now, has_restored, sessionless_since_s=now)
+        holding = Holding(lease, now, has_restored, is_intended=is_intended, sessionless_since_s=now)
         self.holding = holding
         site.welcome(job)
         self.last_yield = None
@@ -122,9 +125,11 @@ class Leases:
         """Unlock the holder's context wherever it is locked; then answer; tell whether the lease ended."""
         holding = self.holding
         assert holding is not None
-        if not holding.is_recorded:
+        if not holding.is_recorded and not holding.is_intended:
             return False
         is_in_place = self._unlock_holder(holding.lease.job, now)
+        if not holding.is_recorded:
+            return False
         if (
             holding.lease.session is None
             and self._is_abandoned(holding, now)

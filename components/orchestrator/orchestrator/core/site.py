@@ -62,6 +62,9 @@ class Site:
     """The highest durable or intended token: it goes with every call to an agent."""
     resident: JobId | None = None
     """The last holder: the only job without the lease that may be on the device unlocked."""
+    heir: JobId | None = None
+    """Whom a leader before us meant to grant when it ended: it may have unlocked this job, after it had taken everybody
+    else off the device, and not have lived to record the grant. None: nobody, or that is found out."""
     troubles: dict[JobId, Trouble] = field(default_factory=dict)
     faults: dict[JobId, str] = field(default_factory=dict)
     new_faults: list[JobId] = field(default_factory=list)
@@ -161,10 +164,22 @@ class Site:
     def welcome(self, job: JobId) -> None:
         """A job is granted: nothing is held against it any more."""
         self.resident = job
+        self.heir = None
         self.troubles.pop(job, None)
         self.blocked_since.pop(job, None)
         self.evicted.discard(job)
         self.unlooked = {suspect for suspect in self.unlooked if suspect[1] != job}
+
+    def settle_heir(self) -> None:
+        """Find out whether the heir was unlocked, now that every node is known: then it is who was let on last."""
+        heir, self.heir = self.heir, None
+        if heir is not None and self._is_unlocked(heir) and not (self.resident and self._is_unlocked(self.resident)):
+            self.resident = heir
+
+    def _is_unlocked(self, job: JobId) -> bool:
+        return any(
+            context.state is ContextState.RUNNING and not context.locked for _, context in self.contexts_of(job)
+        )
 
     def silence_since(self, node: Node, now: float) -> float | None:
         """Return since when a node has not answered, if that is long enough to count."""

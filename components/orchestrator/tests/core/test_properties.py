@@ -54,7 +54,7 @@ PIDS = {client: 100 + number for number, client in enumerate(CLIENTS)}
 jobs = st.sampled_from(JOBS)
 clients = st.sampled_from(list(CLIENTS))
 pick = st.integers(0, 1_000_000)
-flows = st.sampled_from(["all", "all", "all", "messages", "messages", "some", "none"])
+flows = st.sampled_from(["all", "all", "all", "messages", "messages", "but grants", "some", "none"])
 """How much of what follows from a step happens before the next one."""
 
 
@@ -121,6 +121,8 @@ class HostileWorld(RuleBasedStateMachine):
                 self.w.settle()
             case "messages":
                 self.w.settle(working=False)
+            case "but grants":
+                self.w.settle(granting=False)
             case "some":
                 for channel in self.w.deliverable()[:3]:
                     self.w.deliver(channel)
@@ -545,6 +547,28 @@ class HostileWorld(RuleBasedStateMachine):
                 assert session in record.lease.holders, f"{session} was answered, and the record does not know"
         self.w.start()
 
+    @precondition(lambda self: self.world is not None)
+    @rule(which=pick, writes_land=st.booleans(), is_forgotten=st.booleans(), is_deaf=st.booleans(), flow=flows)
+    def restart_beside_a_grant(
+        self, which: int, writes_land: bool, is_forgotten: bool, is_deaf: bool, flow: str
+    ) -> None:
+        """The orchestrator is killed between unlocking the next holder and the record of its grant; perhaps nobody
+        remembers who waited, or an agent is not heard at once."""
+        for job in ("c", "a"):  # both have had a turn, if nothing is in their way
+            self.open_session(f"{job}1")
+            self.acquire(f"{job}1", which, True, True, None, "all")
+            self.start_processes_of_the_holder(which, "all", False)
+            if job == "c":
+                self.give_back_the_lease(which, "all")
+        self.acquire("c1", which, True, True, None, "all")
+        self.give_back_the_lease(which, "but grants")
+        if is_forgotten:
+            self.w.store.waiters.clear()
+        if is_deaf:
+            self.w.agents[self.w.node_ids[which % len(self.w.node_ids)]].crash()
+        self.restart_orchestrator(writes_land)
+        self.flow(flow)
+
     # ------------------------------------------------------------ promises
 
     def lost(self, notice: fx.NotifyLeaseLost) -> None:
@@ -632,6 +656,7 @@ class HostileWorld(RuleBasedStateMachine):
         for group in self.w.core.groups():
             record = self.w.store.records.get(group.id)
             resident = record.resident if record is not None else None
+            intended = record.intent.job if record is not None and record.intent is not None else None
             for agent in self.w.agents.values():
                 seen = group.site.nodes[self.w.node_ids.index(agent.node)]
                 for context in agent.contexts.values():
@@ -646,12 +671,29 @@ class HostileWorld(RuleBasedStateMachine):
                     is_unseen = not is_seen or not seen.is_connected
                     is_next = group.holding is not None and group.holding.lease.job == context.job
                     is_next |= context.job == group.site.resident  # in memory, and not recorded yet
+                    if context.job == intended and (is_next or context.job == group.site.heir):
+                        continue  # unlocked beside the record of its grant: only_one_job_is_let_on
                     is_noticed = context.job in group.intruders or is_next
                     is_evicted = (str(agent.node), str(group.id), str(context.job)) in self.evicted
                     is_evicted &= group.holding is None or not group.holding.is_placed or not seen.is_connected
                     assert (not context.is_tame and (is_unseen or is_noticed)) or is_evicted, (
                         f"{context.job} runs on {agent.node} without the lease (last holder: {resident})"
                     )
+
+    @invariant()
+    def only_one_job_is_let_on(self) -> None:
+        """Whoever runs only when it is let on does not run beside another such job, whatever is recorded or known."""
+        if self.world is None:
+            return
+        for group in self.w.core.groups():
+            free = {
+                context.job
+                for agent in self.w.agents.values()
+                for context in agent.contexts.values()
+                if context.group == group.id and context.is_free() and context.is_tame
+                and (str(agent.node), str(group.id), str(context.job)) not in self.evicted
+            }
+            assert len(free) <= 1, f"{sorted(free)} run at the same time: {self.story(str(group.id))}"
 
     @invariant()
     def memory_does_not_contradict_itself(self) -> None:

@@ -627,10 +627,10 @@ class World:
             del self.channels[channel]
         message()
 
-    def settle(self, *, working: bool = True) -> None:
-        """Deliver everything, and let drivers finish, until nothing moves."""
+    def settle(self, *, working: bool = True, granting: bool = True) -> None:
+        """Deliver everything, and let drivers finish, until nothing moves; `granting`: the store takes grants, too."""
         for _ in range(10_000):
-            channels = self.deliverable()
+            channels = [channel for channel in self.deliverable() if granting or not self.is_of_grant(channel)]
             if channels:
                 self.deliver(channels[0])
                 continue
@@ -642,6 +642,11 @@ class World:
             if not has_finished:
                 return
         raise AssertionError("does not come to rest: " + "\n".join(map(str, list(self.trace)[-24:])))
+
+    def is_of_grant(self, channel: Channel) -> bool:
+        """Tell whether a channel brings the store a record with a lease."""
+        unwritten = self.unwritten.get(GroupId(channel[1])) if channel[0] == "store" else None
+        return unwritten is not None and unwritten.record.lease is not None
 
     def advance(self, seconds: float) -> None:
         """Let time pass; everything that becomes due happens, in order."""
