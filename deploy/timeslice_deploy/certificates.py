@@ -94,6 +94,12 @@ def is_signed_by(certificate: bytes, authority: bytes) -> bool:
     return True
 
 
+def belongs_together(signed: Signed) -> bool:
+    """Whether the key is the certificate's. Raises: ValueError if either is none."""
+    key = serialization.load_pem_private_key(signed.key, password=None)
+    return key.public_key() == x509.load_pem_x509_certificate(signed.certificate).public_key()
+
+
 def now() -> datetime:
     """Certificates hold whole seconds."""
     return datetime.now(UTC).replace(microsecond=0)
@@ -131,7 +137,5 @@ def _usage(**used: bool) -> x509.KeyUsage:
 def _signed(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Signed:
     return Signed(
         certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )

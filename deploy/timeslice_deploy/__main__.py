@@ -1,0 +1,5 @@
+import sys
+
+from timeslice_deploy.command import main
+
+sys.exit(main())
