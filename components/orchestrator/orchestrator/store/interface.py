@@ -1,6 +1,6 @@
 """What the orchestrator asks of its durable memory. Every store passes tests/store/test_store_contract.py."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,8 +57,9 @@ class Store(Protocol):
         """What stands in the store about this group now; StoreFailed if it cannot be told."""
         ...
 
-    async def write(self, writes: Sequence[Write]) -> None:
-        """Do all of these, in order, in one transaction; a `Record` among them is durable when this returns.
+    def write(self, writes: Sequence[Write]) -> Awaitable[None]:
+        """Do all of these, in order, in one transaction; a `Record` among them is durable when this returns. A store
+        may make it a coroutine; one that returns a future spares a task per write.
 
         Without a `Record` a power cut may lose them (a killed process does not). StoreFailed: none was done.
         StoreUnclear: all or none. Deposed: none, and none ever will be again.

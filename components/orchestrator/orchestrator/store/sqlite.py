@@ -10,15 +10,15 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Record, RecordWaiter
 from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, WaiterRecord
 from orchestrator.store.codec import BadRecord, Codec
 from orchestrator.store.interface import Deposed, Loaded, StoreFailed, StoreRefused, StoreUnclear, Write
+from orchestrator.store.own_thread import OwnThread
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x54534C43
@@ -38,15 +38,13 @@ CREATE TABLE waiters (group_id TEXT, request TEXT, record TEXT NOT NULL, PRIMARY
 _INDETERMINATE = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_INTERRUPT}
 """Primary result codes after which a COMMIT may have reached the disk all the same."""
 
-T = TypeVar("T")
-
 _GROUPS, _ENDED, _WAITERS = Codec(GroupRecord), Codec(EndedLease), Codec(WaiterRecord)
 
 
 class SqliteStore:
     """The store of one machine. Made by `open`, which also raises the epoch."""
 
-    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, lock: int, epoch: Epoch) -> None:
+    def __init__(self, connection: sqlite3.Connection, thread: OwnThread, lock: int, epoch: Epoch) -> None:
         self._connection = connection
         self._thread = thread
         self._lock = lock
@@ -65,35 +63,32 @@ class SqliteStore:
         StoreRefused says what is wrong with the folder or the file; neither is changed then.
         """
         lock = _take_lock(folder)
-        thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        thread = OwnThread("store")
         try:
-            connection, epoch = await asyncio.get_running_loop().run_in_executor(thread, _open, folder / FILE_NAME)
+            connection, epoch = await thread.call(lambda: _open(folder / FILE_NAME))
         except BaseException:
-            thread.shutdown()
+            thread.stop()
             os.close(lock)
             raise
         return cls(connection, thread, lock, epoch)
 
     async def load(self) -> Loaded:
-        return await self._run(self._load)
+        return await self._thread.call(self._load)
 
     async def read(self, group: GroupId) -> GroupRecord | None:
-        return await self._run(lambda: self._read(group))
+        return await self._thread.call(lambda: self._read(group))
 
-    async def write(self, writes: Sequence[Write]) -> None:
-        await self._run(lambda: self._transaction(writes))
+    def write(self, writes: Sequence[Write]) -> asyncio.Future[None]:
+        return self._thread.call(lambda: self._transaction(writes))
 
     async def raise_epoch(self, above: int) -> Epoch:
-        self._epoch = await self._run(lambda: self._raise_epoch(above))
+        self._epoch = await self._thread.call(lambda: self._raise_epoch(above))
         return self._epoch
 
     async def close(self) -> None:
-        await self._run(self._connection.close)
-        self._thread.shutdown()
+        await self._thread.call(self._connection.close)
+        self._thread.stop()
         os.close(self._lock)
-
-    async def _run(self, act: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, act)
 
     def _load(self) -> Loaded:
         return Loaded(
@@ -168,8 +163,11 @@ class SqliteStore:
                 self._connection.execute("ROLLBACK")
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
 def _json(codec: Codec, record: Any) -> str:
-    return json.dumps(codec.to_data(record), separators=(",", ":"), ensure_ascii=False)
+    return _encode(codec.to_data(record))
 
 
 def _take_lock(folder: Path) -> int:

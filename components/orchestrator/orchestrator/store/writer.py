@@ -1,8 +1,8 @@
 """The core's writes, in order, as many in one transaction as have gathered while the last one was under way."""
 
 import asyncio
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NoReturn
 
 from orchestrator.core.effects import ReadRecord, Record
 from orchestrator.core.events import Event, ReadFailed, Recorded, RecordFailed, RecordRead, RecordUnclear
@@ -10,54 +10,82 @@ from orchestrator.store.interface import Store, StoreFailed, StoreUnclear, Write
 
 
 class StoreWriter:
-    """Carries out the core's store effects one batch at a time, and posts what became of each."""
+    """Carries out the core's store effects one batch at a time, and posts what became of each.
+
+    No task of its own on the way: a batch begins when the turn of the loop in which it gathered is over, and what it
+    came to is posted from the store's own callback.
+    """
 
     def __init__(self, store: Store, post: Callable[[Event], None]) -> None:
         self._store = store
         self._post = post
         self._pending: list[Write | ReadRecord] = []
-        self._wake = asyncio.Event()
+        self._is_busy = False
+        """A batch is under way, or about to begin."""
+        self._under_way: asyncio.Future[Any] | None = None
+        self._is_stopped = False
+        self._failed: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def perform(self, effect: Write | ReadRecord) -> None:
         """Take it into the next batch."""
         self._pending.append(effect)
-        self._wake.set()
-        self._idle.clear()
+        if not self._is_busy:
+            self._is_busy = True
+            self._idle.clear()
+            asyncio.get_running_loop().call_soon(self._begin)
 
     async def run(self) -> NoReturn:
-        """Write what gathers, until cancelled. Deposed ends it: somebody else leads."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            batch, self._pending = self._pending, []
-            await self._carry_out(batch)
-            if not self._pending:
-                self._idle.set()
+        """Wait until writing fails, and raise that; nothing begins any more when this is cancelled. Deposed: somebody
+        else leads."""
+        try:
+            await self._failed
+        finally:
+            self._is_stopped = True
+            if self._under_way is not None:
+                self._under_way.cancel()
+        raise AssertionError("the future only ever fails")
 
     async def drained(self) -> None:
         """Wait until nothing is left to write."""
         await self._idle.wait()
 
-    async def _carry_out(self, batch: list[Write | ReadRecord]) -> None:
-        """Reads stand between the writes before and after them."""
-        writes: list[Write] = []
-        for effect in batch:
-            if isinstance(effect, ReadRecord):
-                await self._write(writes)
-                writes = []
-                await self._read(effect)
+    def _begin(self) -> None:
+        """Start with what has gathered. Reads stand between the writes before and after them."""
+        if not self._pending:
+            self._is_busy = False
+            self._idle.set()
+        elif not self._is_stopped:
+            first = self._pending[0]
+            if isinstance(first, ReadRecord):
+                del self._pending[0]
+                self._when_done(self._store.read(first.group), lambda done: self._was_read(first, done))
             else:
-                writes.append(effect)
-        await self._write(writes)
+                writes = _first_writes(self._pending)
+                del self._pending[: len(writes)]
+                self._when_done(self._store.write(writes), lambda done: self._was_written(writes, done))
 
-    async def _write(self, writes: list[Write]) -> None:
-        if not writes:
-            return
+    def _when_done(self, work: Awaitable[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:
+        def go_on(done: asyncio.Future[Any]) -> None:
+            self._under_way = None
+            if done.cancelled():
+                return  # the loop ends
+            try:
+                then(done)
+            except Exception as error:
+                if not self._failed.done():
+                    self._failed.set_exception(error)
+                return
+            self._begin()
+
+        self._under_way = asyncio.ensure_future(work)
+        self._under_way.add_done_callback(go_on)
+
+    def _was_written(self, writes: list[Write], done: asyncio.Future[None]) -> None:
         records = [write.record for write in writes if isinstance(write, Record)]
         try:
-            await self._store.write(writes)
+            done.result()
         except StoreFailed as error:
             for record in records:
                 self._post(RecordFailed(record.group, record.version, str(error)))
@@ -68,10 +96,20 @@ class StoreWriter:
             for record in records:
                 self._post(Recorded(record.group, record.version))
 
-    async def _read(self, effect: ReadRecord) -> None:
+    def _was_read(self, effect: ReadRecord, done: asyncio.Future[Any]) -> None:
         try:
-            record = await self._store.read(effect.group)
+            record = done.result()
         except StoreFailed as error:
             self._post(ReadFailed(effect.group, str(error)))
         else:
             self._post(RecordRead(effect.group, record))
+
+
+def _first_writes(effects: Iterable[Write | ReadRecord]) -> list[Write]:
+    """Those before the first read."""
+    writes: list[Write] = []
+    for effect in effects:
+        if isinstance(effect, ReadRecord):
+            break
+        writes.append(effect)
+    return writes

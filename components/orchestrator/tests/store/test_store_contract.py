@@ -186,7 +186,5 @@ async def test_each_batch_is_written_whole_while_others_wait(store: Store) -> No
     import asyncio
 
     records = [GroupRecord(group=GroupId(f"g{n}"), version=RecordId(1)) for n in range(50)]
-    async with asyncio.TaskGroup() as tasks:
-        for record in records:
-            tasks.create_task(store.write([Record(record)]))
+    await asyncio.gather(*(store.write([Record(record)]) for record in records))
     assert set((await store.load()).records) == set(records)
