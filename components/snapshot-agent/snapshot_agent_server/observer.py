@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from snapshot_agent_server.api.errors import RefusedCall
 from snapshot_agent_server.core.contexts import ProcessRecord
 from snapshot_agent_server.core.effects import ListMembers
 from snapshot_agent_server.core.events import MembersListed, ObservedProcess
-from snapshot_agent_server.core.ids import ContextKey, ProcessId
+from snapshot_agent_server.core.ids import ContextKey, JobId, PodUid, ProcessId
 from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Refused
 from snapshot_agent_server.core.refusals import Refusal
@@ -20,6 +20,7 @@ from snapshot_agent_server.core.trees import Tree, TreeClaim
 from snapshot_agent_server.driver.interface import Driver
 from snapshot_agent_server.processes import proc
 from snapshot_agent_server.processes.claims import claimed
+from snapshot_agent_server.processes.pods import PodWalker
 from snapshot_agent_server.processes.trees import TreeWalker, planted
 
 SAMPLE_TIMEOUT_S = 2.0
@@ -28,11 +29,12 @@ SAMPLE_TIMEOUT_S = 2.0
 class Observer:
     """Asks; decides and changes nothing. `registry` says who is known."""
 
-    def __init__(self, driver: Driver, registry: Registry, own_pids: Callable[[], set[int]]) -> None:
+    def __init__(self, driver: Driver, registry: Registry, own_pids: Callable[[], set[int]], pods: PodWalker) -> None:
         self._driver = driver
         self._registry = registry
         self._own_pids = own_pids
         self._walker = TreeWalker()
+        self._pods = pods
 
     def claim(self, pids: Sequence[int]) -> list[ProcessId]:
         """Check processes that somebody named against /proc. Raises: RefusedCall."""
@@ -69,9 +71,22 @@ class Observer:
         registry = self._registry
         return self._walker.find(registry.trees, registry.owner, self._own_pids()) if registry.trees else []
 
+    def in_pods(self, jobs: Collection[JobId] | None = None) -> list[tuple[PodUid, ProcessId]]:
+        """Processes in pods (of these jobs) that belong to no context: most of them never use a device."""
+        registry = self._registry
+        if jobs is not None and not jobs:
+            return []
+        return self._pods.find(registry.pods.known, registry.owner, self._own_pids(), jobs)
+
     async def list_members(self, wanted: ListMembers) -> MembersListed:
         """Look all trees through, and ask the driver of the new and of those that the core wants to know more of."""
         new = self.new_members()
+        in_pods = self.in_pods(wanted.jobs)
+        if in_pods:
+            sample = await self._driver.sample([process.pid for _, process in in_pods], SAMPLE_TIMEOUT_S)
+            seen = tuple((pod, observed(process, sample)) for pod, process in in_pods)
+        else:
+            seen = ()
         known = [(self._registry.owner(process), process) for process in wanted.ask if proc.is_same(process)]
         processes = [*new, *((key, process) for key, process in known if key is not None)]
         states: Mapping[int, DriverState] = {}
@@ -81,7 +96,7 @@ class Observer:
         found = tuple(
             (key, ObservedProcess(process, states.get(process.pid, DriverState.UNKNOWN))) for key, process in processes
         )
-        return MembersListed(found, wanted.operation, wanted.emptied)
+        return MembersListed(found, wanted.operation, wanted.emptied, seen)
 
     def with_members(self, memory: Memory) -> Memory:
         """What an earlier agent did not put on record, since the trees tell it again."""
@@ -94,6 +109,15 @@ class Observer:
             memory,
             processes=[*memory.processes, *((key, ProcessRecord(process, is_found=True)) for key, process in new)],
         )
+
+    def name_pods(self, memory: Memory) -> None:
+        """Say of processes on record in which pod they are: that is how they were found, but for members of trees."""
+        pods = {pod.uid: pod for pod in memory.pods}
+        trees = {key for key, _ in memory.trees}
+        for key, record in memory.processes if pods else ():
+            if key not in trees and proc.is_same(record.id):
+                record.pod = self._pods.pod_of(record.id.pid, pods)
+                record.is_found = record.is_found or record.pod is not None
 
     async def ask_states(self, memory: Memory, timeout_s: float, now: Callable[[], float]) -> None:
         """After a restart the driver's own state is the truth. One process that hangs does not hide the others."""

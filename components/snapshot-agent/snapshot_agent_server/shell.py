@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server import logs
@@ -33,11 +34,14 @@ from snapshot_agent_server.core.effects import (
     PublishAccelerator,
     PublishContext,
     PublishGone,
+    PublishGroups,
     PublishOperation,
     Record,
     RecordEpoch,
     RecordFence,
+    RecordGroups,
     RecordOperation,
+    RecordPods,
     RecordProcess,
     RecordTree,
     RecordTurn,
@@ -74,6 +78,7 @@ from snapshot_agent_server.driver.interface import Driver
 from snapshot_agent_server.observer import SAMPLE_TIMEOUT_S, Observer, observed
 from snapshot_agent_server.processes import proc
 from snapshot_agent_server.processes.pidfd import ProcessEnds, kill
+from snapshot_agent_server.processes.pods import PodWalker
 from snapshot_agent_server.store.records import boot_statements, read_memory
 from snapshot_agent_server.store.sqlite import Store
 from snapshot_agent_server.store.writer import RecordWriter
@@ -97,14 +102,16 @@ class AgentShell:
         sample_interval_s: float = 0.25,
         own_pids: Callable[[], set[int]] = set,
         clock: Callable[[], float] = time.monotonic,
+        processes: Path = Path("/proc"),
     ) -> None:
+        """`processes`: where those of pods are looked for."""
         self._settings = settings
         self._driver = driver
         self._store = store
         self._clock = clock
         self._sample_interval_s = sample_interval_s
         self._node = Node(settings, incarnation)
-        self._observer = Observer(driver, self._node.registry, own_pids)
+        self._observer = Observer(driver, self._node.registry, own_pids, PodWalker(processes))
         self._backend = CudaBackend(driver)
         self._streams = Streams(incarnation)
         self._ends = ProcessEnds(lambda process: self._post_or_stop(ProcessEnded(process)))
@@ -129,6 +136,7 @@ class AgentShell:
     async def run(self) -> None:
         """Take up what an earlier agent left, then serve. If one loop fails, all stop."""
         memory = self._observer.with_members(read_memory(self._store, proc.boot_id()))
+        self._observer.name_pods(memory)
         await self._store.commit(boot_statements(proc.boot_id()))
         await self._observer.ask_states(memory, self._settings.state_timeout_s, self._clock)
         try:
@@ -139,6 +147,7 @@ class AgentShell:
                 self._arm()
                 tasks.create_task(self._sample_loop(), name="sample NVML")
                 tasks.create_task(self._stop_on_failure(), name="failures of callbacks")
+                await self.look_into_pods()
                 self._is_started.set()
         finally:
             self._is_over = True
@@ -186,12 +195,14 @@ class AgentShell:
 
     async def kill(self, call: KillCall) -> Accept:
         self._find_members()
+        if self._node.registry.pods.of_job(call.job):
+            self.post(await self._observer.list_members(ListMembers(jobs=(call.job,))))
         return await self._ask(
             lambda number: KillRequested(number, call.job, call.group, call.token, call.epoch, call.reason)
         )
 
     def groups(self) -> Collection[GroupId]:
-        return self._settings.groups
+        return self._node.registry.groups.present
 
     def open_channel(self) -> Channel:
         return self._channels.open()
@@ -231,7 +242,7 @@ class AgentShell:
             self._node.views(),
             self._node.accelerator_views(),
             self._node.fences,
-            self._settings.groups,
+            self._node.registry.groups,
             per_context,
         )
 
@@ -299,7 +310,7 @@ class AgentShell:
                 case RecordFence() | RecordEpoch() | RecordTurn() | RecordTree() | RecordWorkload() | ForgetWorkload():
                     records.append(effect)
                     is_durable = True
-                case ForgetProcess() | ForgetTrees() | ForgetOperation():
+                case ForgetProcess() | ForgetTrees() | ForgetOperation() | RecordPods() | RecordGroups():
                     records.append(effect)
                 case CallDriver() | SendCommand():
                     calls.append(effect)
@@ -420,6 +431,10 @@ class AgentShell:
                     indeterminate=result.is_indeterminate,
                     step_us=dict(result.step_us),
                 )
+            case PublishGroups(groups, problems):
+                self._log(logging.INFO, f"groups on this node: {', '.join(groups) or 'none'}", groups=dict(groups))
+                for problem in problems:
+                    self._log(logging.WARNING, problem)
             case PublishAccelerator(view):
                 self._streams.publish(pb.AgentEvent(accelerator=messages.accelerator_status(view)))
             case EndStreamsBelow(epoch):
@@ -445,6 +460,12 @@ class AgentShell:
         if new:
             self.post(MembersListed(tuple((key, ObservedProcess(process)) for key, process in new)))
 
+    async def look_into_pods(self) -> None:
+        """Find who uses a device in the pods that are known, now: before anyone is told of the node."""
+        jobs = tuple({pod.job for pod in self._node.registry.pods.known.values()})
+        if jobs:
+            self.post(await self._observer.list_members(ListMembers(jobs=jobs)))
+
     async def _list_members(self, wanted: ListMembers) -> None:
         self.post(await self._observer.list_members(wanted))
 
@@ -460,14 +481,18 @@ class AgentShell:
             now = self._clock()
             pids = self._node.pids_to_ask(now) if now >= ask_again_at else []
             new = self._observer.new_members()
-            sample = await self._driver.sample([*pids, *(p.pid for _, p in new)], SAMPLE_TIMEOUT_S)
-            if new:
-                self.post(MembersListed(tuple((key, observed(process, sample)) for key, process in new)))
+            in_pods = self._observer.in_pods()
+            maybe = [p.pid for _, p in in_pods] if now >= ask_again_at else []
+            sample = await self._driver.sample([*pids, *(p.pid for _, p in new), *maybe], SAMPLE_TIMEOUT_S)
+            if new or in_pods:
+                found = tuple((key, observed(process, sample)) for key, process in new)
+                seen = tuple((pod, observed(process, sample)) for pod, process in in_pods)
+                self.post(MembersListed(found, in_pods=seen))
             if isinstance(sample, Sample):
                 self._is_sampling_broken = False
                 self.post(Sampled(sample))
             else:
-                if pids:
+                if pids or maybe:
                     ask_again_at = self._clock() + ASK_AGAIN_S
                 if not self._is_sampling_broken:
                     self._is_sampling_broken = True

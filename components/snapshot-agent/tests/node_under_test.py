@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 
 import grpc
 
+from fake_proc import FakeProc
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 from snapshot_agent_server.api.service import SnapshotAgentService
-from snapshot_agent_server.core.ids import AcceleratorId, GroupId
+from snapshot_agent_server.core.events import PodsChanged
+from snapshot_agent_server.core.ids import AcceleratorId, GroupId, JobId, PodUid
+from snapshot_agent_server.core.pods import Pod
 from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.driver.fake import FakeDriver
 from snapshot_agent_server.shell import AgentShell
@@ -172,6 +176,8 @@ class FakeNode:
             groups={GroupId(g): tuple(AcceleratorId(a) for a in members) for g, members in groups.items()}, **settings
         )
         self.driver = FakeDriver({GPU: 64 * MIB, GPU1: 64 * MIB})
+        self.proc = FakeProc(folder.parent / f"{folder.name}-proc")
+        self.pods: dict[str, Pod] = {}
         self.targets = Targets()
         self.incarnations = 0
         self.sample_interval_s = 0.02
@@ -182,6 +188,23 @@ class FakeNode:
         pid = self.targets.start().pid
         if size is not None:
             self.driver.add(pid, {gpu: size})
+        return pid
+
+    def pod(self, job: str, group: str | None = "g") -> str:
+        """A pod of a job comes, and the cluster tells."""
+        uid = str(uuid.uuid4())
+        pod_group = None if group is None else GroupId(group)
+        self.pods[uid] = Pod(PodUid(uid), f"default/{job}-{len(self.pods)}", JobId(job), pod_group)
+        self.tell_pods()
+        return uid
+
+    def tell_pods(self) -> None:
+        self.shell.post(PodsChanged(tuple(self.pods.values())))
+
+    def run_in(self, pod: str, size: int | None = 10 * MIB, gpu: AcceleratorId = GPU) -> int:
+        """A process in a pod; with device memory if `size` is given."""
+        pid = self.process(size, gpu)
+        self.proc.put(pid, [f"0::/kubepods/besteffort/pod{pod}/{64 * 'c'}"])
         return pid
 
     @asynccontextmanager
@@ -195,6 +218,7 @@ class FakeNode:
                 store,
                 incarnation=f"i{self.incarnations}",
                 sample_interval_s=self.sample_interval_s,
+                processes=self.proc.folder,
             )
             async with serving(self.shell, self.address), following(self.address, epoch) as client:
                 yield client

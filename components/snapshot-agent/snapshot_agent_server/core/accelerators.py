@@ -10,7 +10,6 @@ from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, ProcessId
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.registry import Registry
 from snapshot_agent_server.core.samples import AcceleratorView, DeviceSample, Sample
-from snapshot_agent_server.core.settings import CoreSettings
 
 UTILIZATION_STEP = 0.05
 UTILIZATION_PERIOD_S = 1.0
@@ -18,8 +17,7 @@ UTILIZATION_PERIOD_S = 1.0
 
 
 class Accelerators:
-    def __init__(self, settings: CoreSettings, registry: Registry) -> None:
-        self._settings = settings
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._views: dict[AcceleratorId, AcceleratorView] = {}
         self._published: dict[AcceleratorId, tuple[AcceleratorView, float]] = {}
@@ -65,14 +63,13 @@ class Accelerators:
             record.usage = usage
 
     def _device(self, device: DeviceSample, now: float) -> list[Effect]:
-        group = self._settings.group_of.get(device.accelerator)
         view = AcceleratorView(
             accelerator=device.accelerator,
             name=device.name,
             total=device.total,
             used=device.used,
             utilization=device.utilization,
-            groups=(group,) if group is not None else (),
+            groups=self._registry.groups.claiming(device.accelerator),
             unmanaged_pids=tuple(sorted(filter(self._is_unmanaged, device.processes))),
         )
         self._views[device.accelerator] = view

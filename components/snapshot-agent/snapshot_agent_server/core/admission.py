@@ -70,8 +70,8 @@ class Admission:
         """Contexts that run though they must not, or are locked though it is their turn, and what mends it."""
         for key, context in registry.contexts.items():
             kind = self._repair(context, now)
-            if kind is Kind.LOCK and key in registry.trees and DriverState.CHECKPOINTED in context.states():
-                kind = Kind.SNAPSHOT  # a child that came late: without it the tree is neither saved nor running
+            if kind is Kind.LOCK and registry.is_open(key) and DriverState.CHECKPOINTED in context.states():
+                kind = Kind.SNAPSHOT  # a process that came late: without it the context is neither saved nor running
             if kind is None:
                 self._attempts.pop(key, None)
                 continue

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, ProcessId
+from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, PodUid, ProcessId
 from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.workloads import Workload, WorkloadState
@@ -38,7 +38,9 @@ class ProcessRecord:
     """A call to it was abandoned and may still take effect: its state is asked with every sample until then."""
 
     is_found: bool = False
-    """A member of a tree that the agent found by itself: nobody named it."""
+    """A member of a tree, or in a pod, that the agent found by itself: nobody named it."""
+    pod: PodUid | None = None
+    """Where it was found. Not on record: a restarted agent looks again."""
     left_as: DriverState = DriverState.UNKNOWN
     """Where the last operation on it left it."""
 

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from snapshot_agent_server.core.contexts import ContextView
+from snapshot_agent_server.core.groups import GroupClaim
 from snapshot_agent_server.core.ids import (
     AcceleratorId,
     ConnectionId,
     ContextKey,
     GroupId,
+    JobId,
     OperationId,
     ProcessId,
 )
 from snapshot_agent_server.core.operations import Operation, Result
 from snapshot_agent_server.core.outcomes import Verb
+from snapshot_agent_server.core.pods import Pod
 from snapshot_agent_server.core.refusals import Refusal
 from snapshot_agent_server.core.samples import AcceleratorView
 from snapshot_agent_server.core.trees import Tree
@@ -61,6 +64,8 @@ class ListMembers:
     """What is to be repeated in the answer: who waits for it."""
     ask: tuple[ProcessId, ...] = ()
     """Known processes whose driver state is wanted too."""
+    jobs: tuple[JobId, ...] = ()
+    """Look through the pods of these too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,20 @@ class ForgetOperation:
     operation: OperationId
 
 
+@dataclass(frozen=True, slots=True)
+class RecordPods:
+    """All of them, in place of those before."""
+
+    pods: tuple[Pod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordGroups:
+    """All that are claimed, in place of those before."""
+
+    claims: tuple[GroupClaim, ...]
+
+
 Record = (
     RecordFence
     | RecordEpoch
@@ -166,6 +185,8 @@ Record = (
     | ForgetWorkload
     | RecordOperation
     | ForgetOperation
+    | RecordPods
+    | RecordGroups
 )
 
 
@@ -231,6 +252,14 @@ class PublishAccelerator:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishGroups:
+    """The node's groups are others than before. `problems`: what claims could not have, for people."""
+
+    groups: Mapping[GroupId, tuple[AcceleratorId, ...]]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndStreamsBelow:
     epoch: int
 
@@ -254,6 +283,7 @@ Effect = (
     | PublishGone
     | PublishOperation
     | PublishAccelerator
+    | PublishGroups
     | EndStreamsBelow
     | TakeSample
 )

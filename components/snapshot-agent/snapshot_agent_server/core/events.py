@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from snapshot_agent_server.core.effects import Emptied
+from snapshot_agent_server.core.groups import GroupClaim
 from snapshot_agent_server.core.ids import (
     AcceleratorId,
     ConnectionId,
@@ -12,11 +13,13 @@ from snapshot_agent_server.core.ids import (
     GroupId,
     JobId,
     OperationId,
+    PodUid,
     ProcessId,
 )
 from snapshot_agent_server.core.modes import Wish
 from snapshot_agent_server.core.operations import Kind
 from snapshot_agent_server.core.outcomes import DriverState, Outcome, Verb
+from snapshot_agent_server.core.pods import Pod
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.workloads import CommandResult, Offer
@@ -103,12 +106,15 @@ class ProcessEnded:
 
 @dataclass(frozen=True, slots=True)
 class MembersListed:
-    """The trees were looked through. `found`: members that were not known, and processes that the core wanted to know
-    more of. A look is older than its news: for the rest it answers only what waited for it since before it began."""
+    """The trees were looked through, and pods. `found`: members that were not known, and processes that the core wanted
+    to know more of. A look is older than its news: for the rest it answers only what waited for it since before it
+    began."""
 
     found: tuple[tuple[ContextKey, ObservedProcess], ...] = ()
     operation: OperationId | None = None
     emptied: Emptied | None = None
+    in_pods: tuple[tuple[PodUid, ObservedProcess], ...] = ()
+    """Processes in pods of jobs that were not known; those that do not use CUDA may be among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,22 @@ class ChannelEnded:
 
     connection: ConnectionId
     is_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PodsChanged:
+    """The pods of this node, all of them, as the cluster has them now."""
+
+    pods: tuple[Pod, ...]
+    """Those that name a job."""
+    others: frozenset[PodUid] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsChanged:
+    """What the cluster says of groups on this node, all of it, the oldest group first."""
+
+    claims: tuple[GroupClaim, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +174,8 @@ Event = (
     | MembersListed
     | CommandAnswered
     | ChannelEnded
+    | PodsChanged
+    | GroupsChanged
     | Sampled
     | Woken
     | Closing

@@ -13,6 +13,7 @@ ConnectionId = NewType("ConnectionId", int)
 CommandId = NewType("CommandId", str)
 AcceleratorId = NewType("AcceleratorId", str)
 """The NVML UUID, "GPU-..."."""
+PodUid = NewType("PodUid", str)
 
 
 @dataclass(frozen=True, slots=True, order=True)

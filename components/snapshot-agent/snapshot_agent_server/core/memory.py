@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snapshot_agent_server.core.contexts import ProcessRecord
+from snapshot_agent_server.core.groups import GroupClaim
 from snapshot_agent_server.core.ids import ContextKey, GroupId
 from snapshot_agent_server.core.operations import Operation
+from snapshot_agent_server.core.pods import Pod
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.core.workloads import Workload
@@ -22,3 +24,6 @@ class Memory:
     operations: Sequence[Operation] = ()
     trees: Sequence[tuple[ContextKey, Tree]] = ()
     workloads: Sequence[Workload] = ()
+    pods: Sequence[Pod] = ()
+    groups: Sequence[GroupClaim] | None = None
+    """None: none were ever told."""

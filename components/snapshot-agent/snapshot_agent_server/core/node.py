@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
 from snapshot_agent_server.core.accelerators import Accelerators
@@ -19,9 +19,12 @@ from snapshot_agent_server.core.effects import (
     ListMembers,
     PublishContext,
     PublishGone,
+    PublishGroups,
     PublishOperation,
     RecordEpoch,
     RecordFence,
+    RecordGroups,
+    RecordPods,
     Refuse,
     TakeSample,
     WatchProcess,
@@ -33,9 +36,11 @@ from snapshot_agent_server.core.events import (
     CommandAnswered,
     EpochSeen,
     Event,
+    GroupsChanged,
     KillRequested,
     MembersListed,
     ObservedProcess,
+    PodsChanged,
     ProcessEnded,
     Registered,
     Requested,
@@ -43,10 +48,12 @@ from snapshot_agent_server.core.events import (
     Woken,
 )
 from snapshot_agent_server.core.fences import Fences
-from snapshot_agent_server.core.ids import ContextKey, GroupId, OperationId, ProcessId
+from snapshot_agent_server.core.groups import GroupClaim
+from snapshot_agent_server.core.ids import ContextKey, GroupId, OperationId, PodUid, ProcessId
 from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.operations import Kind, Operation
 from snapshot_agent_server.core.outcomes import DriverState, Gone
+from snapshot_agent_server.core.pods import Pod
 from snapshot_agent_server.core.queue import Queue
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.registry import Registry
@@ -64,7 +71,7 @@ class Node:
         self.admission = Admission()
         self._queue = Queue(settings, self.registry, self.admission, self.fences, incarnation)
         self._commander = self._queue.commander
-        self._accelerators = Accelerators(settings, self.registry)
+        self._accelerators = Accelerators(self.registry)
         self._published: dict[ContextKey, ContextView] = {}
         self._is_closing = False
 
@@ -110,6 +117,9 @@ class Node:
         self.fences.tokens.update(memory.tokens)
         self.admission.turns.update(memory.turns)
         effects: list[Effect] = []
+        self.registry.pods.change(memory.pods, (), ())
+        if memory.groups is not None and not self._settings.groups:
+            self.registry.groups.change(memory.groups, ())
         for key, record in memory.processes:
             record.left_as = record.state
             record.suspect_until = now + self._settings.suspect_s  # calls of the earlier agent may take effect yet
@@ -152,6 +162,10 @@ class Node:
                 key = self._commander.lost(connection, now)
                 closed = "its workload closed its registration"
                 effects = self._end_workload(key, closed) if is_closed and key is not None else []
+            case PodsChanged(pods, others):
+                effects = self._pods_changed(pods, others)
+            case GroupsChanged(claims):
+                effects = self._groups_changed(claims)
             case Sampled(sample):
                 effects = self._sampled(sample, now)
             case Woken():
@@ -212,8 +226,8 @@ class Node:
             keys = (ContextKey(event.job, event.group),)
         else:
             keys = self.registry.of_job(event.job)
-            if event.targets and not keys and len(self._settings.groups) == 1:
-                keys = tuple(ContextKey(event.job, group) for group in self._settings.groups)
+            if event.targets and not keys and len(self.registry.groups) == 1:
+                keys = tuple(ContextKey(event.job, group) for group in self.registry.groups)
             if event.targets and len(keys) != 1:
                 text = "a request that names processes must name the group too"
                 unknown = Refusal(RefusalKind.BAD_PROCESS, text)
@@ -229,12 +243,13 @@ class Node:
         return effects + self._queue.requested(event, keys, now)
 
     def _unknown_group(self, group: GroupId) -> Refusal | None:
-        if group in self._settings.groups:
+        if group in self.registry.groups:
             return None
-        known = ", ".join(map(repr, sorted(self._settings.groups)))
+        known = ", ".join(map(repr, sorted(self.registry.groups))) or "none"
         return Refusal(
             RefusalKind.UNKNOWN_GROUP,
-            f"no group {group!r} on this node; it has {known}. Check the name, or the agent's --group flags.",
+            f"no group {group!r} on this node; it has {known}. Check the name, or which accelerators are in which group"
+            " (--group of the agent; in a cluster TimeSliceGroups).",
         )
 
     def _raise(self, groups: Iterable[GroupId], token: int, epoch: int) -> list[Effect]:
@@ -280,10 +295,11 @@ class Node:
 
     def _emptied(self, key: ContextKey) -> list[Effect]:
         """The last known process of a context is gone; those of a tree may have left children that nobody has seen."""
-        if key not in self.registry.trees:
+        if not self.registry.is_open(key):
             return self._gone(key)
         ended = self.registry.contexts[key].last_ended
-        return [ListMembers(emptied=Emptied(key, ended.id if ended is not None else None))]
+        jobs = (key.job,) if self.registry.pods.of_job(key.job) else ()
+        return [ListMembers(emptied=Emptied(key, ended.id if ended is not None else None), jobs=jobs)]
 
     def _gone(self, key: ContextKey, reason: str = "") -> list[Effect]:
         context = self.registry.contexts[key]
@@ -299,6 +315,10 @@ class Node:
         self._published.pop(key, None)
         if was_saved:
             self._queue.lost(key, f"{reason} while it was saved")
+        if not self.registry.of_job(key.job) and self.registry.pods.left(key.job):
+            effects.append(RecordPods(tuple(self.registry.pods.known.values())))
+        if key.group not in self.registry.groups_in_use() and self.registry.groups.unused(key.group):
+            effects += self._publish_groups()
         return [*effects, *self.registry.fell(key), *self.admission.gone(key), PublishGone(key, reason)]
 
     def _listed(self, event: MembersListed, now: float) -> list[Effect]:
@@ -309,6 +329,8 @@ class Node:
                 effects += self.registry.join(key, (observed,), now, is_found=True)
             elif record is not None and record.state is DriverState.NONE:
                 self._asked(record, observed, now)
+        for pod, observed in event.in_pods:
+            effects += self._seen_in(pod, observed, event.operation is not None, now)
         if event.emptied is not None:
             key = event.emptied.key
             context = self.registry.contexts.get(key)
@@ -317,6 +339,49 @@ class Node:
                 is_latest = event.emptied.last == (ended.id if ended is not None else None)
                 effects += self._gone(key) if is_latest else []
         self._queue.listed(event.operation)
+        return effects
+
+    def _seen_in(self, pod: PodUid, observed: ObservedProcess, is_waited_for: bool, now: float) -> list[Effect]:
+        """A process of a pod joins its job's context when it uses a device; what does not is in nobody's way.
+
+        `is_waited_for`: an operation must not miss it, so that one of which the driver said nothing joins too.
+        """
+        uses = observed.usage or observed.state not in (DriverState.NONE, DriverState.UNKNOWN)
+        uses = uses or (is_waited_for and observed.state is DriverState.UNKNOWN)
+        key = self.registry.pods.key(pod, dict(observed.usage), self.registry.groups)
+        if key is None or not uses or self.registry.record(observed.id) is not None:
+            return []
+        self._queue.found(key)
+        return self.registry.join(key, (observed,), now, is_found=True, pod=pod)
+
+    def _pods_changed(self, pods: Sequence[Pod], others: Collection[PodUid]) -> list[Effect]:
+        if not self.registry.pods.change(pods, others, self.registry.jobs()):
+            return []
+        return [RecordPods(tuple(self.registry.pods.known.values())), TakeSample()]
+
+    def _groups_changed(self, claims: Sequence[GroupClaim]) -> list[Effect]:
+        if not self.registry.groups.change(claims, self.registry.groups_in_use()):
+            return []
+        return [RecordGroups(tuple(claims)), *self._publish_groups()]
+
+    def _publish_groups(self) -> list[Effect]:
+        """A sample shows the accelerators anew, and finds whose group is there now."""
+        groups = self.registry.groups
+        return [PublishGroups(dict(groups.present), tuple(groups.problems())), TakeSample()]
+
+    def _move_strays(self, now: float) -> list[Effect]:
+        """The labels of pods were changed, or the groups."""
+        effects: list[Effect] = []
+        for key, record, belongs in self.registry.strays(self._queue.busy()):
+            effects += self.registry.leave(record.id)
+            if belongs is not None:
+                usage = tuple(record.usage.items())
+                seen = ObservedProcess(record.id, record.state, usage)
+                effects += self.registry.join(belongs, (seen,), now, is_found=True, pod=record.pod)
+            if not self.registry.contexts[key].is_present:
+                is_idle = record.state is DriverState.NONE
+                why = "does not use a device" if is_idle else "belongs elsewhere by its pod's labels"
+                effects += self._gone(key, f"process {record.id.pid} {why}")
         return effects
 
     def _asked(self, record: ProcessRecord, observed: ObservedProcess, now: float) -> None:
@@ -329,7 +394,7 @@ class Node:
         record.settle(observed.state, now)
 
     def _sampled(self, sample: Sample, now: float) -> list[Effect]:
-        return self._accelerators.sampled(sample, self._queue.busy(), now)
+        return [*self._accelerators.sampled(sample, self._queue.busy(), now), *self._move_strays(now)]
 
     def _follow_up(self, now: float) -> list[Effect]:
         """What follows from any event: operations go on, intruders are locked, changes are published."""

@@ -254,7 +254,7 @@ class Queue:
     def _needs_listing(self, operation: Operation) -> bool:
         """What is to be stopped or saved must be known to the last process; what comes back is known."""
         stops = operation.kind in (Kind.LOCK, Kind.SNAPSHOT)
-        return stops and any(key in self._registry.trees for key in operation.keys)
+        return stops and any(self._registry.is_open(key) for key in operation.keys)
 
     def _list(self, operation: Operation) -> tuple[bool, list[Effect]]:
         """Have the trees looked through, once; the operation stays WAITING, so that a restart does it again."""
@@ -262,7 +262,8 @@ class Queue:
             return False, []
         operation.is_listing = True
         ask = tuple(r.id for r in self._registry.records(operation.keys) if r.state is DriverState.NONE)
-        return False, [ListMembers(operation.id, ask=ask)]
+        jobs = tuple({key.job for key in operation.keys if self._registry.pods.of_job(key.job)})
+        return False, [ListMembers(operation.id, ask=ask, jobs=jobs)]
 
     def _driving(self, operation: Operation) -> Runner | Commander:
         return self._runner if operation.backend is Backend.CUDA else self.commander

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from snapshot_agent_server.core.contexts import (
     Context,
@@ -21,9 +21,11 @@ from snapshot_agent_server.core.effects import (
     WatchProcess,
 )
 from snapshot_agent_server.core.events import ObservedProcess
-from snapshot_agent_server.core.ids import ContextKey, JobId, ProcessId
+from snapshot_agent_server.core.groups import Groups
+from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, PodUid, ProcessId
 from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.pods import Pods
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.core.trees import Tree
@@ -31,7 +33,8 @@ from snapshot_agent_server.core.trees import Tree
 
 class Registry:
     def __init__(self, settings: CoreSettings) -> None:
-        self._settings = settings
+        self.groups = Groups.fixed(settings.groups)
+        self.pods = Pods()
         self.contexts: dict[ContextKey, Context] = {}
         self.trees: dict[ContextKey, tuple[Tree, ...]] = {}
         """Of contexts that are process trees, wholly or in part."""
@@ -68,6 +71,37 @@ class Registry:
     def of_job(self, job: JobId) -> tuple[ContextKey, ...]:
         return tuple(key for key in self.contexts if key.job == job)
 
+    def is_open(self, key: ContextKey) -> bool:
+        """Whether processes may come to the context that nobody names: of its trees, or of its job's pods."""
+        return key in self.trees or self.pods.of_job(key.job)
+
+    def groups_in_use(self) -> set[GroupId]:
+        return {key.group for key in self.contexts}
+
+    def jobs(self) -> set[JobId]:
+        return {key.job for key in self.contexts}
+
+    def strays(self, busy: Set[ContextKey]) -> list[tuple[ContextKey, ProcessRecord, ContextKey | None]]:
+        """Processes that the labels of their pods put elsewhere by now: where they are, and where they belong; and
+        those in pods that turned out not to use a device.
+
+        Found ones only, since a name that somebody gave counts for more; and only while they run and nothing is under
+        way: what is locked or saved is brought back by who stopped it, under the old name.
+        """
+        found: list[tuple[ContextKey, ProcessRecord, ContextKey | None]] = []
+        for key, context in self.contexts.items():
+            for record in context.processes.values():
+                if record.pod is None or not record.is_found or key in busy:
+                    continue
+                if record.state is DriverState.NONE:
+                    found.append((key, record, None))
+                    continue
+                belongs = self.pods.key(record.pod, record.usage, self.groups)
+                is_clear = belongs is not None or not self.pods.is_silent(record.pod, key.job)
+                if is_clear and belongs != key and record.state is DriverState.RUNNING:
+                    found.append((key, record, belongs))
+        return found
+
     def refusal(self, key: ContextKey, processes: Sequence[ObservedProcess]) -> Refusal | None:
         """Why these processes cannot join that context, or None. Changes nothing."""
         for process in processes:
@@ -80,19 +114,26 @@ class Registry:
                     f" a process belongs to one context, since the driver saves it whole. Register it for"
                     f" {key.group!r} only after it was restarted, or use one process per group.",
                 )
-            foreign = {a for a, _ in process.usage} - set(self._settings.groups.get(key.group, ()))
+            foreign = {a for a, _ in process.usage} - set(self.groups.members(key.group))
             if foreign:
-                groups = sorted({self._settings.group_of[a] for a in foreign if a in self._settings.group_of})
+                groups = sorted({group for a in foreign if (group := self.groups.of(a)) is not None})
                 return Refusal(RefusalKind.BAD_PROCESS, foreign_text(process.id.pid, key, groups, sorted(foreign)))
         return None
 
     def join(
-        self, key: ContextKey, processes: Sequence[ObservedProcess], now: float, *, is_found: bool = False
+        self,
+        key: ContextKey,
+        processes: Sequence[ObservedProcess],
+        now: float,
+        *,
+        is_found: bool = False,
+        pod: PodUid | None = None,
     ) -> list[Effect]:
         """Add processes to a context. Known ones stay as they are; one whose pid was used again replaces the old.
 
-        `is_found`: members of a tree that nobody named. They are on record lazily, since a restarted agent finds them
-        again, and never taken from another context; whoever names one may have it as long as it does not use CUDA.
+        `is_found`: members of a tree, or processes in a pod, that nobody named. They are on record lazily, since a
+        restarted agent finds them again, and never taken from another context; whoever names one may have it as long
+        as it does not use CUDA.
         """
         effects: list[Effect] = []
         for observed in processes:
@@ -103,7 +144,7 @@ class Registry:
                 continue
             if old is not None:
                 effects += self.leave(self.contexts[old].processes[observed.id.pid].id)
-            record = ProcessRecord(observed.id, usage=dict(observed.usage), is_found=is_found)
+            record = ProcessRecord(observed.id, usage=dict(observed.usage), is_found=is_found, pod=pod)
             record.seen_on = frozenset(record.usage)
             record.settle(observed.state, now)
             self.contexts.setdefault(key, Context(key)).processes[observed.id.pid] = record
@@ -151,11 +192,11 @@ class Registry:
     def foreign(self, key: ContextKey) -> str:
         """Advice if a process was seen on accelerators outside the context's group, else empty."""
         context = self.contexts.get(key)
-        own = set(self._settings.groups.get(key.group, ()))
+        own = set(self.groups.members(key.group))
         for process in context.processes.values() if context is not None else ():
             outside = process.seen_on - own
             if outside:
-                groups = sorted({self._settings.group_of[a] for a in outside if a in self._settings.group_of})
+                groups = sorted({group for a in outside if (group := self.groups.of(a)) is not None})
                 return foreign_text(process.id.pid, key, groups, sorted(outside))
         return ""
 
@@ -168,6 +209,8 @@ class Registry:
         reason = fault or context.note
         if not reason and DriverState.CHECKPOINTED in context.states() and state is ContextState.RUNNING:
             reason = "partly saved: some processes of the context are in host memory, others on the device"
+        if not reason and self.groups.is_leaving(key.group):
+            reason = f"group {key.group!r} has left this node: what is here can be restored or ended, nothing new comes"
         workload = context.workload
         if not reason and workload is not None and workload.connection is None:
             reason = "its workload is not connected: it can be neither saved nor restored before it is again"

@@ -200,7 +200,7 @@ class Runner:
             record = self._registry.record(step.process)
             key = self._registry.key_of(step.process.pid)
             seen = record.seen_on if record is not None else frozenset()
-            accelerators = tuple({*seen, *(settings.groups.get(key.group, ()) if key is not None else ())})
+            accelerators = tuple({*seen, *(self._registry.groups.members(key.group) if key is not None else ())})
         return CallDriver(
             operation=operation.id,
             process=step.process,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from snapshot_agent_server.core.ids import AcceleratorId, GroupId
 
@@ -13,7 +13,7 @@ class CoreSettings:
     """Limits and delays, in seconds unless the name says otherwise."""
 
     groups: Mapping[GroupId, tuple[AcceleratorId, ...]]
-    """Which accelerators belong together. An accelerator is in at most one group."""
+    """Which accelerators belong together, at the start; in a cluster that changes. One is in at most one group."""
     operation_timeout_s: float = 120.0
     """Deadline of a snapshot or restore that states none: 80 GB at the 2 GB/s that were measured, with room to spare
     for what is usual, not for the slowest."""
@@ -49,10 +49,6 @@ class CoreSettings:
     kept_for_s: float = 3600.0
     """Ended operations are remembered this long, for retries and for GetOperation."""
     allow_unfenced: bool = False
-    group_of: Mapping[AcceleratorId, GroupId] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "group_of", {a: group for group, members in self.groups.items() for a in members})
 
     def backoff(self, attempts: int) -> float:
         """The delay after `attempts` failures in a row."""

@@ -14,12 +14,15 @@ from snapshot_agent_server.core.effects import (
     Record,
     RecordEpoch,
     RecordFence,
+    RecordGroups,
     RecordOperation,
+    RecordPods,
     RecordProcess,
     RecordTree,
     RecordTurn,
     RecordWorkload,
 )
+from snapshot_agent_server.core.groups import GroupClaim
 from snapshot_agent_server.core.ids import (
     AcceleratorId,
     CommandId,
@@ -27,12 +30,14 @@ from snapshot_agent_server.core.ids import (
     GroupId,
     JobId,
     OperationId,
+    PodUid,
     ProcessId,
 )
 from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.modes import Backend, Mode, Wish
 from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result, Status, Work
 from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.pods import Pod
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.core.workloads import Command, Workload, WorkloadState
@@ -70,6 +75,11 @@ def to_statement(record: Record) -> Statement:
             return sql, (operation.id, json.dumps(operation_to_dict(operation)))
         case ForgetOperation(operation_id):
             return "delete from operations where id = ?", (operation_id,)
+        case RecordPods(pods):
+            return "insert or replace into facts values ('pods', ?)", (json.dumps([_pod_to_list(p) for p in pods]),)
+        case RecordGroups(claims):
+            values_ = json.dumps([[c.group, c.accelerators, c.unknown] for c in claims])
+            return "insert or replace into facts values ('groups', ?)", (values_,)
         case _:
             assert_never(record)
 
@@ -112,6 +122,8 @@ def read_memory(store: Store, boot_id: str) -> Memory:
         workloads=workloads,
         operations=operations if is_same_boot else [_of_earlier_boot(operation) for operation in operations],
         trees=trees,
+        pods=[_pod_from_list(pod) for pod in json.loads(facts.get("pods", "[]"))],
+        groups=_claims_from_list(json.loads(facts["groups"])) if "groups" in facts else None,
     )
 
 
@@ -193,6 +205,22 @@ def operation_from_dict(data: dict[str, Any]) -> Operation:
             discarded=tuple(result.get("discarded", ())),
         ),
     )
+
+
+def _pod_to_list(pod: Pod) -> list[Any]:
+    return [pod.uid, pod.name, pod.job, pod.group, sorted(pod.containers)]
+
+
+def _pod_from_list(data: list[Any]) -> Pod:
+    uid, name, job, group, containers = data
+    return Pod(PodUid(uid), name, JobId(job), None if group is None else GroupId(group), frozenset(containers))
+
+
+def _claims_from_list(data: list[Any]) -> list[GroupClaim]:
+    return [
+        GroupClaim(GroupId(group), tuple(map(AcceleratorId, accelerators)), tuple(unknown))
+        for group, accelerators, unknown in data
+    ]
 
 
 def _tree_to_dict(tree: Tree) -> dict[str, Any]:

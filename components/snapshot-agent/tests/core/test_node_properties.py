@@ -23,6 +23,7 @@ from world import FAULTS, Target, World, fault
 
 JOBS = [JobId("a"), JobId("b")]
 GROUPS = [GroupId("g"), GroupId("h")]
+RUNNING = DriverState.RUNNING
 STATES = [DriverState.RUNNING, DriverState.NONE]
 
 
@@ -70,6 +71,34 @@ class NodeMachine(RuleBasedStateMachine):
         child = self.world.start(key.group, state)
         self.world.members[child.id.pid] = self.member[child.id.pid] = key
 
+    @rule(job=st.sampled_from(JOBS), group=st.sampled_from([*GROUPS, None]))
+    def a_pod_comes(self, job: JobId, group: GroupId | None) -> None:
+        if len(self.world.pods) < 3:
+            self.world.pod(job, group)
+
+    @precondition(lambda self: self.world.pods)
+    @rule(data=st.data())
+    def a_pod_is_deleted(self, data: st.DataObject) -> None:
+        """Its processes end some other time, or never."""
+        self.world.delete_pod(data.draw(st.sampled_from(sorted(self.world.pods))))
+
+    @precondition(lambda self: self.world.pods)
+    @rule(state=st.sampled_from(STATES), group=st.sampled_from(GROUPS), data=st.data())
+    def a_process_starts_in_a_pod(self, state: DriverState, group: GroupId, data: st.DataObject) -> None:
+        if len(self.world.targets) >= 8:
+            return
+        pod = self.world.pods[data.draw(st.sampled_from(sorted(self.world.pods)))]
+        target = self.world.run_in(pod.uid, state, pod.group or group)
+        self.member[target.id.pid] = ContextKey(pod.job, pod.group or group)
+
+    def is_known(self, pid: int) -> bool:
+        """It is in a context, or what it is in is known to the agent and it uses a device: it will be, soon."""
+        uid = self.world.in_pod.get(pid)
+        node, target = self.world.node, self.world.targets[pid]
+        if uid is None or node.registry.owner(target.id) is not None:
+            return True
+        return uid in self.world.pods and target.state is not DriverState.NONE
+
     @precondition(lambda self: self.world.listings)
     @rule(data=st.data(), is_silent=st.booleans())
     def members_are_listed(self, data: st.DataObject, is_silent: bool) -> None:
@@ -78,8 +107,13 @@ class NodeMachine(RuleBasedStateMachine):
             operation = self.world.node._queue.active.get(wanted.operation)
             keys = operation.keys if operation is not None else ()
             here = [pid for pid in self.members_alive() if self.world.members[pid] in keys]
+            here += [pid for pid in self.world.in_pod if self.runs_in_a_pod(pid) and self.member[pid] in keys]
             self.listed[wanted.operation] = set(here)
         self.world.list_members(wanted, is_silent=is_silent)
+
+    def runs_in_a_pod(self, pid: int) -> bool:
+        target = self.world.targets.get(pid)
+        return target is not None and self.world.in_pod.get(pid) in self.world.pods and target.state is RUNNING
 
     def members_alive(self) -> list[int]:
         return [pid for pid in self.world.members if pid in self.world.targets]
@@ -248,8 +282,13 @@ class NodeMachine(RuleBasedStateMachine):
     def kill(self, job: JobId, group: GroupId, step: int) -> None:
         token, key, number = max(1, self.token[group] + step), ContextKey(job, group), self.world.number()
         new = tuple(self.world.unseen({key}))
-        self.world.post(MembersListed(new))  # what the shell does before a kill
-        living = {target.id for target in self.world.targets.values() if self.member[target.id.pid] == key}
+        in_pods = tuple(self.world.unseen_in_pods({job}))
+        self.world.post(MembersListed(new, in_pods=in_pods))  # what the shell does before a kill
+        living = {
+            target.id
+            for pid, target in self.world.targets.items()
+            if self.member[pid] == key and (pid not in self.world.in_pod or self.world.node.registry.owner(target.id))
+        }
         context = self.world.node.registry.contexts.get(key)
         workload = context.workload if context is not None else None
         self.world.post(KillRequested(number, job, group, token, 1))
@@ -355,6 +394,7 @@ class NodeMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When faults are over, everything comes to an end and to order."""
         world = self.world
+        world.tell_pods()  # a list, as after each start
         world.settle()
         for operation in self.kinds:
             record = world.node.operation(operation)
@@ -369,8 +409,10 @@ class NodeMachine(RuleBasedStateMachine):
                 assert app.key in views, (app, views, world.node.registry.contexts)
                 view = views[app.key]
                 assert view.state is (ContextState.RUNNING if app.is_on_device else ContextState.SAVED)
-        for target in world.targets.values():
-            key = self.member[target.id.pid]
+        for pid, target in world.targets.items():
+            if not self.is_known(pid):
+                continue
+            key = self.member[pid]
             assert world.node.registry.owner(target.id) == key, f"{target} is in no context"
             turn = world.node.admission.turns.get(key.group)
             if turn is not None and not turn.may_run(key.job) and not self.has_callbacks(key):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from apps import App
@@ -23,10 +23,13 @@ from snapshot_agent_server.core.effects import (
     ListMembers,
     PublishContext,
     PublishGone,
+    PublishGroups,
     PublishOperation,
     RecordEpoch,
     RecordFence,
+    RecordGroups,
     RecordOperation,
+    RecordPods,
     RecordProcess,
     RecordTree,
     RecordTurn,
@@ -41,11 +44,13 @@ from snapshot_agent_server.core.events import (
     Event,
     MembersListed,
     ObservedProcess,
+    PodsChanged,
     ProcessEnded,
     Registered,
     Sampled,
     Woken,
 )
+from snapshot_agent_server.core.groups import GroupClaim
 from snapshot_agent_server.core.ids import (
     AcceleratorId,
     ConnectionId,
@@ -53,6 +58,7 @@ from snapshot_agent_server.core.ids import (
     GroupId,
     JobId,
     OperationId,
+    PodUid,
     ProcessId,
 )
 from snapshot_agent_server.core.memory import Memory
@@ -72,6 +78,7 @@ from snapshot_agent_server.core.outcomes import (
     Room,
     Verb,
 )
+from snapshot_agent_server.core.pods import Pod
 from snapshot_agent_server.core.refusals import RefusalKind
 from snapshot_agent_server.core.samples import DeviceSample, Sample
 from snapshot_agent_server.core.settings import CoreSettings
@@ -124,6 +131,8 @@ class Disk:
     operations: dict[OperationId, Operation] = field(default_factory=dict)
     trees: list[tuple[ContextKey, Tree]] = field(default_factory=list)
     workloads: dict[ContextKey, Workload] = field(default_factory=dict)
+    pods: tuple[Pod, ...] = ()
+    claims: tuple[GroupClaim, ...] | None = None
 
     def write(self, record: Effect) -> None:
         match record:
@@ -150,6 +159,10 @@ class Disk:
                 self.operations[operation.id] = replace(copy.deepcopy(operation), is_listing=False, is_listed=False)
             case ForgetOperation(operation_id):
                 self.operations.pop(operation_id, None)
+            case RecordPods(pods):
+                self.pods = pods
+            case RecordGroups(claims):
+                self.claims = claims
 
     def memory(self, states: dict[ProcessId, DriverState], now: float) -> Memory:
         processes = []
@@ -160,17 +173,18 @@ class Disk:
             processes.append((key, fresh))
         operations = [copy.deepcopy(operation) for operation in self.operations.values()]
         workloads = [replace(workload) for workload in self.workloads.values()]
-        trees = list(self.trees)
-        return Memory(self.epoch, dict(self.tokens), dict(self.turns), processes, operations, trees, workloads)
+        trees, pods, claims = list(self.trees), self.pods, self.claims
+        tokens, turns = dict(self.tokens), dict(self.turns)
+        return Memory(self.epoch, tokens, turns, processes, operations, trees, workloads, pods, claims)
 
 
 class World:
     """Feeds a Node and carries out its effects when told to."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, *, has_fixed_groups: bool = True, **settings: object) -> None:
         self.now = 1000.0
         self.settings = CoreSettings(
-            groups={group: (gpu,) for group, gpu in GPU.items()},
+            groups={group: (gpu,) for group, gpu in GPU.items()} if has_fixed_groups else {},
             **settings,  # type: ignore[arg-type]
         )
         self.incarnations = 0
@@ -183,8 +197,13 @@ class World:
         """Driver calls under way."""
         self.listings: list[ListMembers] = []
         """Trees that are being looked through."""
-        self.look: tuple[tuple[ContextKey, ObservedProcess], ...] = ()
-        """A sample that has looked the trees through and waits for the driver."""
+        self.look = MembersListed()
+        """A sample that has looked the trees and pods through and waits for the driver."""
+        self.pods: dict[PodUid, Pod] = {}
+        """Pods of jobs, as the cluster has them."""
+        self.in_pod: dict[int, PodUid] = {}
+        """The processes that were started in one, also in one that was deleted since."""
+        self.told_groups: list[PublishGroups] = []
         self.members: dict[int, ContextKey] = {}
         """Members of trees, known to the node or not."""
         self.accepted: dict[int, Accept] = {}
@@ -261,27 +280,56 @@ class World:
         found = [(self.members[pid], target) for pid, target in self.targets.items() if pid in self.members]
         return [(key, self.observed(one)) for key, one in found if key in keys and owner(one.id) is None]
 
+    def pod(self, job: str, group: str | None = "g", *, uid: str = "") -> PodUid:
+        """A pod of a job comes, or has other labels now; the cluster tells."""
+        name = PodUid(uid or f"pod-{self.number()}")
+        self.pods[name] = Pod(name, f"default/{name}", JobId(job), None if group is None else GroupId(group))
+        self.tell_pods()
+        return name
+
+    def delete_pod(self, uid: PodUid) -> None:
+        """It goes from the cluster; its processes are another matter."""
+        del self.pods[uid]
+        self.tell_pods()
+
+    def tell_pods(self, others: Collection[PodUid] = ()) -> None:
+        self.post(PodsChanged(tuple(self.pods.values()), frozenset(others)))
+
+    def run_in(self, uid: PodUid, state: DriverState = DriverState.RUNNING, group: str = "g") -> Target:
+        """A process starts in a pod, on the accelerator of a group. Unseen: nobody registers it."""
+        target = self.start(group, state)
+        self.in_pod[target.id.pid] = uid
+        return target
+
+    def unseen_in_pods(self, jobs: Collection[JobId] | None = None) -> list[tuple[PodUid, ObservedProcess]]:
+        """Processes in pods that the node has been told of, and that it does not know."""
+        owner, known = self.node.registry.owner, self.node.registry.pods.known
+        found = [(self.in_pod[pid], target) for pid, target in self.targets.items() if self.in_pod.get(pid) in known]
+        found = [(uid, target) for uid, target in found if jobs is None or known[uid].job in jobs]
+        return [(uid, self.observed(target)) for uid, target in found if owner(target.id) is None]
+
     def begin_look(self) -> None:
-        """A sample looks the trees through, and then waits for the driver."""
-        self.look = tuple(self.unseen(self.node.registry.trees))
+        """A sample looks the trees and pods through, and then waits for the driver."""
+        self.look = MembersListed(tuple(self.unseen(self.node.registry.trees)), in_pods=tuple(self.unseen_in_pods()))
 
     def end_look(self) -> None:
         """The driver has answered; much may have happened meanwhile."""
-        found, self.look = self.look, ()
-        if found:
-            self.post(MembersListed(found))
+        look, self.look = self.look, MembersListed()
+        if look != self.look:
+            self.post(look)
 
     def list_members(self, wanted: ListMembers, *, is_silent: bool = False) -> None:
         """The trees have been looked through, and the driver has answered, unless it `is_silent`."""
         self.listings.remove(wanted)
-        found = self.unseen(self.node.registry.trees)
+        found, in_pods = self.unseen(self.node.registry.trees), self.unseen_in_pods(wanted.jobs)
         for process in wanted.ask:
             target, key = self.targets.get(process.pid), self.node.registry.owner(process)
             if target is not None and key is not None:
                 found.append((key, self.observed(target)))
         if is_silent:
             found = [(key, ObservedProcess(observed.id)) for key, observed in found]
-        self.post(MembersListed(tuple(found), wanted.operation, wanted.emptied))
+            in_pods = [(uid, ObservedProcess(observed.id)) for uid, observed in in_pods]
+        self.post(MembersListed(tuple(found), wanted.operation, wanted.emptied, tuple(in_pods)))
 
     def post(self, event: Event) -> list[Effect]:
         effects = self.node.handle(event, self.now)
@@ -365,7 +413,7 @@ class World:
                 self.hang(call)
         self.calls.clear()
         self.listings.clear()
-        self.look = ()
+        self.look = MembersListed()
         if not is_lazy_lost:
             self._flush()
         self._lazy.clear()
@@ -376,8 +424,13 @@ class World:
         self.published.clear()
         states = {target.id: target.state for target in self.targets.values()}
         memory = self.disk.memory(states, self.now)
+        for _, record in memory.processes:
+            record.pod = self.in_pod.get(record.id.pid)
+            record.is_found = record.pod in {pod.uid for pod in memory.pods}
         effects = self.node.recover(self._with_members(memory, states), self.now)
         self._take(effects)
+        jobs = tuple({pod.job for pod in self.node.registry.pods.known.values()})
+        self.post(MembersListed(in_pods=tuple(self.unseen_in_pods(jobs))))
         for process in list(self.disk.processes):
             if process.pid not in self.targets:
                 self.post(ProcessEnded(process))
@@ -450,10 +503,13 @@ class World:
                 | RecordWorkload
                 | ForgetWorkload
                 | RecordOperation
-                | ForgetOperation,
+                | ForgetOperation
+                | RecordPods
+                | RecordGroups,
             ):
                 self._lazy.append(copy.deepcopy(effect))
-                if not getattr(effect, "is_lazy", isinstance(effect, ForgetProcess | ForgetTrees | ForgetOperation)):
+                can_wait = isinstance(effect, ForgetProcess | ForgetTrees | ForgetOperation | RecordPods | RecordGroups)
+                if not getattr(effect, "is_lazy", can_wait):
                     self._flush()
         for effect in effects:
             match effect:
@@ -490,6 +546,8 @@ class World:
                 case KillProcesses(call):
                     assert call not in self.refused
                     self.kills[call] = effect
+                case PublishGroups():
+                    self.told_groups.append(effect)
                 case EndStreamsBelow(epoch):
                     self.ended_below.append(epoch)
                 case _:

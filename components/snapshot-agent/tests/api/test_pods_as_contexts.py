@@ -1,0 +1,83 @@
+"""Pods as contexts, through the API: real processes, a folder that says which pods they are in, a fake driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from node_under_test import GPU1, MIB, FakeNode
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+from snapshot_agent_server.core.outcomes import DriverState
+
+
+def states(node: FakeNode, *pids: int) -> set[DriverState]:
+    return {node.driver.processes[pid].state for pid in pids}
+
+
+async def test_a_pods_processes_are_a_context_without_a_word_from_them(node: FakeNode) -> None:
+    async with node.up() as client:
+        pod = node.pod("a")
+        shell, trainer = node.run_in(pod, None), node.run_in(pod)
+        job = await client.until(lambda: client.jobs.get(("a", "g")))
+        assert (job.state, list(job.pids)) == (pb.JOB_STATE_RUNNING, [trainer])
+        node.driver.add(shell, {GPU1: MIB})
+        await client.until(lambda: client.jobs["a", "g"].state == pb.JOB_STATE_FAULTED)
+        assert "is registered for group 'g' and uses GPU-1" in client.jobs["a", "g"].reason
+
+
+async def test_what_no_sample_has_shown_is_saved_and_brought_back(node: FakeNode) -> None:
+    node.sample_interval_s = 3600.0
+    async with node.up() as client:
+        pod = node.pod("a")
+        pids = [node.run_in(pod, 2 * MIB), node.run_in(pod, 3 * MIB), node.run_in(node.pod("a"), MIB)]
+        stranger = node.run_in(node.pod("b"))
+        saved = await client.snapshot("a", id="s1")
+        assert (saved.status, saved.snapshot_device_bytes) == (pb.OPERATION_STATUS_COMPLETE, 6 * MIB)
+        assert states(node, *pids) == {DriverState.CHECKPOINTED}
+        assert states(node, stranger) == {DriverState.RUNNING}
+        await client.restore("a", id="r1")
+        assert states(node, *pids) == {DriverState.RUNNING}
+
+
+async def test_the_drivers_word_counts_where_nvml_lists_nobody(node: FakeNode) -> None:
+    node.driver.lists_processes = False
+    async with node.up() as client:
+        trainer = node.run_in(node.pod("a"))
+        await client.until(lambda: ("a", "g") in client.jobs)
+        assert (await client.lock("a")).locked_pids == [trainer]
+
+
+async def test_the_others_of_a_pod_are_not_killed_with_its_context(node: FakeNode) -> None:
+    node.sample_interval_s = 3600.0
+    async with node.up() as client:
+        pod = node.pod("a")
+        sidecar, trainer = node.run_in(pod, None), node.run_in(pod)
+        assert (await client.kill("a")).killed_pids == [trainer]
+        await client.until(lambda: ("a", "g") in client.gone)
+        os.kill(sidecar, 0)
+
+
+async def test_a_restarted_agent_knows_the_pods_before_it_serves(node: FakeNode) -> None:
+    async with node.up() as client:
+        pod = node.pod("a")
+        trainer = node.run_in(pod)
+        await client.until(lambda: ("a", "g") in client.jobs)
+        await client.snapshot("a", id="s1")
+    late = node.run_in(pod)
+    async with node.up() as client:
+        assert list(client.jobs["a", "g"].pids) == [trainer, late]
+        assert states(node, trainer) == {DriverState.CHECKPOINTED}
+
+
+async def test_a_pod_that_ends_takes_its_context_along(node: FakeNode) -> None:
+    async with node.up() as client:
+        pod = node.pod("a")
+        trainer = node.run_in(pod)
+        await client.until(lambda: ("a", "g") in client.jobs)
+        await client.snapshot("a", id="s1")
+        os.kill(trainer, signal.SIGKILL)
+        await client.until(lambda: ("a", "g") in client.gone)
+        del node.pods[pod]
+        node.tell_pods()
+        again = node.run_in(node.pod("a"))
+        await client.until(lambda: list(client.jobs.get(("a", "g"), pb.JobStatus()).pids) == [again])
