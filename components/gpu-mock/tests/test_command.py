@@ -146,7 +146,9 @@ def test_a_large_device_can_be_prefaulted_in_part(new_node: Callable[..., MockNo
     assert process.peek(back, 3 * MIB) == bytes(3 * MIB)
 
 
-@pytest.mark.parametrize("words", [["inject", "device-lost"], ["inject", "fail", "op=lock"], ["inject", "--clear"], ["reset"]])
+@pytest.mark.parametrize(
+    "words", [["inject", "device-lost"], ["inject", "fail", "op=lock"], ["inject", "--clear"], ["reset"]]
+)
 def test_watchers_of_the_folder_hear_of_a_change(node: MockNode, words: list[str]) -> None:
     """The state is mapped, and a store to a mapping is no event; whoever reports health need not poll."""
     before = (node.folder / "state").stat().st_mtime_ns
@@ -158,7 +160,8 @@ def test_watchers_of_the_folder_hear_of_a_change(node: MockNode, words: list[str
     "arguments",
     [
         ["create", "2y80GiB"], ["create", "0x1GiB"], ["create", "99x1GiB"], ["create", "1x"], ["create", "--colour"],
-        ["create", "1x1MiB", "--cuda", "12.8"], ["create", "1x1MiB", "--prefault=much"], ["show", "--colour"], ["journal", "--colour"], ["reset", "--colour"],
+        ["create", "1x1MiB", "--cuda", "12.8"], ["create", "1x1MiB", "--prefault=much"],
+        ["show", "--colour"], ["journal", "--colour"], ["reset", "--colour"],
         ["run"], ["nonsense"], ["show"], ["inject", "fail", "op=lock"], ["inject"],
     ],
 )  # fmt: skip

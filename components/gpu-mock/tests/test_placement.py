@@ -40,14 +40,18 @@ def test_no_visible_device(new_node: Callable[..., MockNode], visible: str) -> N
 
 @pytest.mark.parametrize(
     ("granted", "visible", "seen"),
-    [([2], None, [2]), ([2, 0], None, [0, 2]), ([2, 0], "1", [2]), ([2, 0], "2", []), ([1], "UUID 0", []), ([7], None, [])],
-)
+    [
+        ([2], None, [2]), ([2, 0], None, [0, 2]), ([2, 0], "1", [2]),
+        ([2, 0], "2", []), ([1], "UUID 0", []), ([7], None, []),
+    ],
+)  # fmt: skip
 def test_a_process_has_the_devices_that_it_was_granted(
     new_node: Callable[..., MockNode], granted: list[int], visible: str | None, seen: list[int]
 ) -> None:
-    """As in a container with some of a machine's GPUs: others do not exist for the driver and for NVML, and indices start at 0."""
+    """As in a container with some of a machine's GPUs: others do not exist in CUDA and NVML; indices start at 0."""
     node = new_node("3x1MiB")
-    uuids = [device["uuid"] for device in json.loads(node.control("show", "--json"))["devices"]] + ["GPU-of another machine"] * 7
+    uuids = [device["uuid"] for device in json.loads(node.control("show", "--json"))["devices"]]
+    uuids += ["GPU-of another machine"] * 7
     environment = {f"TIMESLICE_GPU_MOCK_GRANT_{index}": uuids[index] for index in granted}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible.replace("UUID 0", uuids[0])

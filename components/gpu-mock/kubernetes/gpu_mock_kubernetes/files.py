@@ -1,0 +1,25 @@
+"""Files that others read at any time: whole, or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put a file that all may read in place of whatever is there, in one step. Nobody reads the hidden draft."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        draft.write_text(text)
+        draft.chmod(0o644)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def link_whole(link: Path, target: str) -> None:
+    """Make `link` a symbolic link to `target`, in place of whatever link is there, in one step."""
+    draft = link.with_name(f".{link.name}.{os.getpid()}.draft")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    draft.replace(link)
