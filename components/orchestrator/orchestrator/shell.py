@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, NoReturn, assert_never
 
 from orchestrator.agents.pool import AgentPool
@@ -181,6 +182,13 @@ WARNINGS = frozenset(
 
 
 def _log(published: Publish) -> None:
+    say(
+        partial(_words, published), group=published.group, kind=published.kind, job=published.job, node=published.node,
+        token=published.token, level=logging.WARNING if published.kind in WARNINGS else logging.INFO,
+        ms=None if published.duration_s is None else round(published.duration_s * 1000, 3))
+
+
+def _words(published: Publish) -> str:
     parts = [f"group {published.group}: {published.kind.replace('_', ' ')}"]
     if published.job:
         parts.append(f"job {published.job}")
@@ -188,7 +196,4 @@ def _log(published: Publish) -> None:
         parts.append(f"node {published.node}")
     if published.detail:
         parts.append(published.detail)
-    say(
-        ", ".join(parts), group=published.group, kind=published.kind, job=published.job, node=published.node,
-        token=published.token, level=logging.WARNING if published.kind in WARNINGS else logging.INFO,
-        ms=None if published.duration_s is None else round(published.duration_s * 1000, 3))
+    return ", ".join(parts)

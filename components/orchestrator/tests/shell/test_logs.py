@@ -60,3 +60,38 @@ async def test_while_a_loop_runs_lines_are_written_a_little_later_and_in_order(
     logs.say("last")
     logs.flush()
     assert [line["msg"] for line in lines(capsys.readouterr().out)] == ["last"]
+
+
+async def test_words_that_are_made_later_say_when_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up("info")  # pytest listens besides, since the fixture ran
+    made: list[str] = []
+
+    def words() -> str:
+        made.append("words")
+        return "it happened"
+
+    before = datetime.now().astimezone()
+    logs.say(words, group="g")
+    logs.say(words, level=logging.DEBUG)
+    logs.LOG.info("and a line of the library's own")
+    assert made == []
+    after = datetime.now().astimezone()
+    logs.flush()
+    first, second = lines(capsys.readouterr().out)
+    assert made == ["words"]
+    assert before - timedelta(milliseconds=1) <= datetime.fromisoformat(str(first.pop("t"))) <= after
+    assert first == {"msg": "it happened", "group": "g"}
+    assert second["msg"] == "and a line of the library's own"
+
+
+def test_whoever_listens_besides_gets_the_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: list[str] = []
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    logging.getLogger().addHandler(Listening())
+    logs.say(lambda: "100 % of it", group="g")
+    assert heard == ["100 % of it"]
+    assert [line["msg"] for line in lines(capsys.readouterr().out)] == ["100 % of it"]
