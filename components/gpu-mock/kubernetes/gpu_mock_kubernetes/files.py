@@ -18,7 +18,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def link_whole(link: Path, target: str) -> None:
-    """Make `link` a symbolic link to `target`, in place of whatever link is there, in one step."""
+    """Make `link` a symbolic link to `target`, in place of whatever link is there, in one step.
+
+    An empty folder is replaced too: the kubelet makes one where a pod mounts a path of the node that is not there yet.
+    """
+    if link.is_dir() and not link.is_symlink():
+        link.rmdir()
     draft = link.with_name(f".{link.name}.{os.getpid()}.draft")
     draft.unlink(missing_ok=True)
     draft.symlink_to(target)
