@@ -3,6 +3,7 @@
 BASE_DEBS = [
     "base-files",
     "ca-certificates",
+    "gcc-12-base",  # the licence of libgcc-s1 and libstdc++6
     "libbz2-1.0",
     "libc6",
     "libcrypt1",

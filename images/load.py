@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--nodes", metavar="NODE,...", help="only these nodes")
     parser.add_argument("--kind", metavar="PROGRAM", help="kind itself; else that on PATH, else the one of tools/kind")
     add_choice(parser, images)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     wanted = chosen(parser, images, args.images)
     kind = find_kind(args.kind)
     if kind is None:

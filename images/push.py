@@ -38,7 +38,7 @@ def registry(text: str) -> str:
 
 def skopeo(program: str, image: BuiltImage, ref: str, insecure: bool) -> int:
     options = ["--preserve-digests", *(["--dest-tls-verify=false"] if insecure else [])]
-    return subprocess.call([program, "copy", *options, f"oci-archive:{image.archive}", f"docker://{ref}"])
+    return subprocess.call([program, "copy", *options, f"oci-archive:{image.archive.resolve()}", f"docker://{ref}"])
 
 
 def crane(program: str, image: BuiltImage, ref: str, insecure: bool) -> int:
@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--tag", metavar="TAG", help="instead of the version")
     parser.add_argument("--insecure", action="store_true", help="the registry speaks plain HTTP or has no known CA")
     add_choice(parser, images)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     wanted = chosen(parser, images, args.images)
     if args.tag == "latest":
         parser.error("a tag that moves makes pods differ by when they were started; give another")

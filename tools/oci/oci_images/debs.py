@@ -71,33 +71,41 @@ def add_debs(layer: Layer, paths: list[Path], leave_out: list[str]) -> list[Pack
     Of the documents only the licences stay.
     """
     packages = []
-    for path in sorted(paths):
-        deb = read_deb(path)
+    debs = [read_deb(path) for path in sorted(paths)]
+    for deb in debs:
         _add_contents(layer, deb)
+    for deb in debs:
         name, version = deb.fields["Package"], deb.fields["Version"]
         # Where scanners of images without dpkg look for packages.
         layer.add_file(f"var/lib/dpkg/status.d/{name}", deb.control.encode())
-        copyright_file = layer.entries.get(f"usr/share/doc/{name}/copyright")
-        licence, notes = debian_licence(copyright_file.data.decode() if copyright_file else "")
         packages.append(
             Package(
                 "deb",
                 name,
                 version,
                 deb.sha256,
-                licence,
-                licence_notes=f"{notes} See /usr/share/doc/{name}/copyright in the image.".strip(),
+                debian_licence(_copyright(layer, name)),
+                f"See /usr/share/doc/{name}/copyright in the image.",
                 homepage=deb.fields.get("Homepage", ""),
                 architecture=deb.fields["Architecture"],
                 source=deb.fields.get("Source", ""),
             )
         )
-    layer.drop(lambda name: _is_document(name) or any(fnmatchcase(name, pattern) for pattern in leave_out))
+    documents = {
+        name
+        for name, entry in layer.entries.items()
+        if name.startswith("usr/share/doc/") and not name.endswith("/copyright") and entry.kind != tarfile.SYMTYPE
+    }
+    layer.drop(lambda name: name in documents or any(fnmatchcase(name, pattern) for pattern in leave_out))
     return packages
 
 
-def _is_document(name: str) -> bool:
-    return name.startswith("usr/share/doc") and not name.endswith("/copyright")
+def _copyright(layer: Layer, name: str) -> str:
+    """A package built from the same source as another may have a link to the other's folder."""
+    folder = layer.entries.get(f"usr/share/doc/{name}")
+    of = folder.link if folder and folder.kind == tarfile.SYMTYPE else name
+    file = layer.entries.get(f"usr/share/doc/{of}/copyright")
+    return file.data.decode() if file else ""
 
 
 def _add_contents(layer: Layer, deb: Deb) -> None:

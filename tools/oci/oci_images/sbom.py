@@ -102,8 +102,15 @@ def _id(package: Package) -> str:
 
 def _own_licences(packages: list[Package]) -> list[dict[str, str]]:
     """SPDX wants a word on each licence that is not on its list."""
-    found = {name: p for p in packages for name in re.findall(r"LicenseRef-[A-Za-z0-9.-]+", p.licence or "")}
+    users: dict[str, list[str]] = {}
+    for package in packages:
+        for name in set(re.findall(r"LicenseRef-[A-Za-z0-9.-]+", package.licence or "")):
+            users.setdefault(name, []).append(package.name)
     return [
-        {"licenseId": name, "extractedText": f"The licence that comes with {package.kind} package {package.name}."}
-        for name, package in sorted(found.items())
+        {
+            "licenseId": name,
+            "name": name.removeprefix("LicenseRef-debian-").removeprefix("LicenseRef-"),
+            "extractedText": f"The text of that name in the copyright files of: {', '.join(users[name])}.",
+        }
+        for name in sorted(users)
     ]

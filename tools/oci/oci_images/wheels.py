@@ -86,11 +86,13 @@ def _package(wheel: zipfile.ZipFile, path: Path) -> Package:
         label, _, address = url.partition(",")
         if label.strip().lower() in ("homepage", "home", "source", "repository") and not homepage:
             homepage = address.strip()
+    licence, notes = python_licence(metadata)
     return Package(
         "pypi",
         str(metadata["Name"]),
         str(metadata["Version"]),
         hashlib.sha256(path.read_bytes()).hexdigest(),
-        python_licence(metadata),
+        licence,
+        notes,
         homepage=homepage,
     )
