@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 import pytest
+
 from image_files import NAMES, Image
 
 read = functools.cache(Image)

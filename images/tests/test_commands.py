@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from image_files import FOLDER, NAMES
 
 NAMED = {name: f"timeslice-{name.replace('_', '-')}" for name in NAMES}

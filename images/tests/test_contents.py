@@ -14,8 +14,9 @@ from zipfile import ZipFile
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from image_files import FOLDER, NAMES, SERVERS, SITE, Image
 from packaging.requirements import Requirement
+
+from image_files import FOLDER, NAMES, SERVERS, SITE, Image
 
 VERSION = re.search(r'VERSION = "(.+)"', Path("tools/wheel/version.bzl").read_text()).group(1)  # type: ignore[union-attr]
 WHEELS = sorted(Path("wheels").glob("*.whl"))

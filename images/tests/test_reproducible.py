@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from image_files import FOLDER, NAMES
 
 ELSEWHERE = Path("images/elsewhere").absolute()

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from image_files import Image
 from unpacked import Container, Server
 

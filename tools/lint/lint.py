@@ -20,6 +20,7 @@ IMPORT_ROOTS = [
     "examples",
     "proto/orchestrator_py",
     "proto/snapshot_agent_py",
+    "tools/oci",
 ]
 """Where first-party imports start, relative to the repository."""
 
@@ -31,6 +32,7 @@ TYPED_PACKAGES = {
         "deploy/timeslice_deploy",
         "examples/timeslice_demo",
         "benchmarks/timeslice_benchmarks",
+        "tools/oci/oci_images",
     ],
 }
 """What mypy checks, by the oldest Python that it runs on."""

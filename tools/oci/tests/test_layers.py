@@ -10,9 +10,9 @@ import sys
 import tarfile
 from pathlib import Path
 
-import packages
 import pytest
 
+import packages
 from oci_images.debs import CERTIFICATES, add_debs, add_system_files, read_deb
 from oci_images.layer import Facts, Layer, Package
 from oci_images.wheels import SITE, add_wheels
