@@ -100,7 +100,7 @@ async def lead(
         if isinstance(event, NodeObserved):
             for config in configs.observe(event.node, event.accelerators):
                 shell.post(GroupConfigured(config))
-        shell.post(event)
+        shell.post_from_agent(event)
 
     agents = AgentPool(store.epoch, link_settings, post_from_agent, shell.spawn, dialer)
     shell.connect(writer, agents, service)

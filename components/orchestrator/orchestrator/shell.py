@@ -40,7 +40,7 @@ from orchestrator.core.effects import (
     UnlockContext,
     WakeAt,
 )
-from orchestrator.core.events import Draining, Event, Woken
+from orchestrator.core.events import Draining, Event, Together, Woken
 from orchestrator.core.orchestrator import Orchestrator
 from orchestrator.logs import say
 from orchestrator.store.writer import StoreWriter
@@ -60,6 +60,7 @@ class Shell:
         self.core = core
         self._clock = clock
         self._inbox: deque[Event] = deque()
+        self._from_agents: list[Event] = []
         self._is_handling = False
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -93,6 +94,16 @@ class Shell:
             self._is_handling = False
         if self._is_draining and not self.core.unsettled():
             self._settled.set()
+
+    def post_from_agent(self, event: Event) -> None:
+        """As `post`, at the end of this turn of the loop: what several agents tell at once is decided on once."""
+        self._from_agents.append(event)
+        if len(self._from_agents) == 1:
+            asyncio.get_running_loop().call_soon(self._post_together)
+
+    def _post_together(self) -> None:
+        events, self._from_agents = self._from_agents, []
+        self.post(events[0] if len(events) == 1 else Together(tuple(events)))
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run this until it ends; if it fails, everything stops."""

@@ -54,7 +54,7 @@ PIDS = {client: 100 + number for number, client in enumerate(CLIENTS)}
 jobs = st.sampled_from(JOBS)
 clients = st.sampled_from(list(CLIENTS))
 pick = st.integers(0, 1_000_000)
-flows = st.sampled_from(["all", "all", "all", "messages", "messages", "but grants", "some", "none"])
+flows = st.sampled_from(["all", "all", "all", "messages", "messages", "but grants", "together", "some", "none"])
 """How much of what follows from a step happens before the next one."""
 
 
@@ -123,9 +123,21 @@ class HostileWorld(RuleBasedStateMachine):
                 self.w.settle(working=False)
             case "but grants":
                 self.w.settle(granting=False)
+            case "together":
+                self.settle_together()
             case "some":
                 for channel in self.w.deliverable()[:3]:
                     self.w.deliver(channel)
+
+    def settle_together(self) -> None:
+        for _ in range(1000):
+            if not self.w.deliverable():
+                return
+            self.w.deliver_together(8)
+            for channel in self.w.deliverable():
+                if channel[0] not in ("stream", "answer"):
+                    self.w.deliver(channel)
+        raise AssertionError("does not come to rest")
 
     def open_session(self, client: str) -> None:
         name = self.sessions.get(client, f"{client}-0")
@@ -166,6 +178,12 @@ class HostileWorld(RuleBasedStateMachine):
             if not channels:
                 return
             self.w.deliver(channels[which % len(channels)])
+
+    @precondition(lambda self: self.world is not None and self.world.deliverable())
+    @rule(channels=st.integers(2, 8))
+    def deliver_together(self, channels: int) -> None:
+        """Several agents are heard in one turn of the loop."""
+        self.w.deliver_together(channels)
 
     @precondition(lambda self: self.world is not None)
     @rule()

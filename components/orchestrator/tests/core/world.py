@@ -456,6 +456,8 @@ class World:
         self.kills: list[fx.KillContext] = []
         self.kill_failure: tuple[AgentErrorKind, str] | None = None
         """How every kill fails; None: it does not."""
+        self.gathered: list[ev.Event] | None = None
+        """What agents tell while `deliver_together` gathers it; None: it does not."""
         self.trace: deque[ev.Event | fx.Effect] = deque(maxlen=400)
         self.unwritten: dict[GroupId, fx.Record] = {}
         self.cancelled: set[CallId] = set()
@@ -503,6 +505,9 @@ class World:
             agent.is_connected = False
 
     def handle(self, event: ev.Event) -> None:
+        if self.gathered is not None:
+            self.gathered.append(event)
+            return
         assert self.stepped_down is None or isinstance(event, ev.Started)
         self.trace.append(event)
         for effect in self.core.handle(event, self.now):
@@ -626,6 +631,17 @@ class World:
         if not messages:
             del self.channels[channel]
         message()
+
+    def deliver_together(self, count: int) -> None:
+        """Deliver what so many channels of agents have, the oldest first, as if all came in one turn of the loop."""
+        channels = [channel for channel in self.deliverable() if channel[0] in ("stream", "answer")]
+        self.gathered = []
+        for channel in channels[:count]:
+            for _ in range(len(self.channels[channel])):
+                self.deliver(channel)
+        events, self.gathered = self.gathered, None
+        if events:
+            self.handle(ev.Together(tuple(events)))
 
     def settle(self, *, working: bool = True, granting: bool = True) -> None:
         """Deliver everything, and let drivers finish, until nothing moves; `granting`: the store takes grants, too."""
