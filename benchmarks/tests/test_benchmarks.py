@@ -15,9 +15,15 @@ LIMIT_S = 300.0
 
 EXPECTED = {
     "agent": {"Snapshot call to pushed end, driver time excluded": 4},
-    "handoff": {"handoff, driver time excluded, 1 node": 1, "handoff, 2 nodes (fake agents)": 1},
+    "handoff": {
+        "handoff, driver time excluded, 1 node": 1, "handoff, 2 nodes (fake agents)": 1,
+        "the same, 2 processes of agents": 1,
+    },
     "import_time": {"import timeslice": 2, "everything of the client, grpcio apart": 2},
-    "profile": {"orchestrator: grant on disk": 1, "sum without the driver's": 1, "CPU per handoff: agent": 1},
+    "profile": {
+        "orchestrator: grant on disk (beside the unlock)": 1, "sum without the driver's": 1,
+        "CPU per handoff: agent": 1,
+    },
     "scale": {"handoffs per second, 5 groups of 2 jobs": 1, "orchestrator's memory, 10 groups and 50 waiters": 1},
     "uncontended": {"acquire + yield, context resident, client library": 10, "two bare grpc.aio round trips": 10},
 }

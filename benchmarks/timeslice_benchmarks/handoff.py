@@ -90,7 +90,7 @@ def names(node: str | None) -> list[tuple[str, str]]:
 def run(effort: str) -> list[Figure]:
     return [
         one_node(TURNS.of(effort)),
-        many_nodes(NODES.of(effort), TURNS_OF_NODES.of(effort)),
+        *many_nodes(NODES.of(effort), TURNS_OF_NODES.of(effort)),
         many_slow_nodes(NODES.of(effort), TURNS_OF_DELAYS.of(effort)),
         real_copies(TURNS_OF_COPIES.of(effort)),
         *many_waiters(WAITERS[effort == "tiny"], DRAINED.of(effort)),
@@ -118,10 +118,22 @@ def one_node(turns: int) -> Figure:
                "agent and its workers": cpu["agent"]})
 
 
-def many_nodes(nodes: int, turns: int) -> Figure:
+def many_nodes(nodes: int, turns: int) -> list[Figure]:
+    """All agents in one process, and each in one of its own. In truth each node has processors of its own; so many
+    processes on two cores measure how these take turns, and one that serves all nodes wastes the least on that. The
+    orchestrator speaks to as many agents over as many connections either way.
+    """
+    names_of_nodes = [f"n{number}" for number in range(nodes)]
+    return [
+        _many_nodes(f"handoff, {nodes} nodes (fake agents)", [names_of_nodes], turns, budget=10.0),
+        _many_nodes(f"the same, {nodes} processes of agents", [[name] for name in names_of_nodes], turns),
+    ]
+
+
+def _many_nodes(name: str, processes: Sequence[Sequence[str]], turns: int, budget: float | None = None) -> Figure:
     with Installation() as place:
-        progress(f"{nodes} nodes: fake agents, each a process, {turns} turns of each job")
-        agents = [place.fake_agent(f"n{number}") for number in range(nodes)]
+        progress(f"{name}, {turns} turns of each job")
+        agents = [place.fake_agents(*nodes) for nodes in processes]
         orchestrator = place.orchestrator(["g0"])
         jobs = start(place, 0, None)
         take_turns(jobs, 2)
@@ -130,15 +142,14 @@ def many_nodes(nodes: int, turns: int) -> Figure:
         cpu = orchestrator.usage().since(used).cpu_ms / len(found)
         others = sum(agent.usage().since(was).cpu_ms for agent, was in zip(agents, of_agents, strict=True))
         return of_samples(
-            f"handoff, {nodes} nodes (fake agents)", [one.ms for one in found], budget=10.0,
+            name, [one.ms for one in found], budget=budget,
             notes={"CPU ms per handoff, orchestrator": cpu, "all agents": others / len(found)})
 
 
 def many_slow_nodes(nodes: int, turns: int) -> Figure:
     with Installation() as place:
         progress(f"{nodes} nodes whose snapshots and restores take {DELAY_S:g} s each, {turns} turns of each job")
-        for number in range(nodes):
-            place.fake_agent(f"n{number}", delay_s=DELAY_S)
+        place.fake_agents(*(f"n{number}" for number in range(nodes)), delay_s=DELAY_S)
         place.orchestrator(["g0"])
         jobs = start(place, 0, None)
         found = take_turns(jobs, turns, hold_s=0.5)
@@ -167,7 +178,7 @@ def many_waiters(numbers: tuple[int, int], handoffs_of_each: int) -> list[Figure
     for waiters in numbers:
         progress(f"one group with {waiters} waiters")
         with Installation() as place:
-            place.fake_agent("n0", jobs=waiters + 1)
+            place.fake_agents("n0", jobs=waiters + 1)
             place.orchestrator(["g0"])
             found[waiters] = asyncio.run(_drain(place.orchestrator_address, waiters, handoffs_of_each))
     few, many = (quantile(found[waiters], 0.5) for waiters in numbers)

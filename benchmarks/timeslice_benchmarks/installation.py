@@ -153,12 +153,14 @@ class Installation:
             "--state-dir", str(self.folder / f"{node}-state"))
         return Server(self.family, f"agent-{node}", command, {**self._env, **mock.environment}, self.folder)
 
-    def fake_agent(self, node: str, *, groups: int = 1, jobs: int = 2, delay_s: float = 0.0) -> Server:
-        """A fake agent that knows `jobs` jobs, all saved, in each of its groups g0, g1, ..."""
-        self.agents[node] = f"unix:{self.folder}/{node}.sock"
+    def fake_agents(self, *nodes: str, groups: int = 1, jobs: int = 2, delay_s: float = 0.0) -> Server:
+        """A process with a fake agent for each of these nodes, each of which knows `jobs` jobs, all saved, in each of
+        its groups g0, g1, ..."""
+        addresses = {node: f"unix:{self.folder}/{node}.sock" for node in nodes}
+        self.agents.update(addresses)
         command = python_command(
-            "timeslice_benchmarks.fake_agent", self.agents[node], str(groups), str(jobs), str(delay_s))
-        return Server(self.family, f"agent-{node}", command, self._env, self.folder)
+            "timeslice_benchmarks.fake_agent", str(groups), str(jobs), str(delay_s), *addresses.values())
+        return Server(self.family, f"agents-{nodes[0]}", command, self._env, self.folder)
 
     def orchestrator(self, groups: Sequence[str] = (GROUP,), trace: Path | None = None) -> Server:
         """An orchestrator with its default settings for all agents so far, each of which serves all `groups`."""

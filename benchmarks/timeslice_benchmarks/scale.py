@@ -42,7 +42,7 @@ def handoffs_per_s(effort: str) -> Figure:
         progress(f"{len(groups)} groups of 2 jobs")
         place.echo()
         ceilings = [asyncio.run(machine.echo_calls_per_s(place.echo_address, ECHO_S.of(effort) / 2))]
-        agent, orchestrator = place.fake_agent("n0", groups=len(groups)), place.orchestrator(groups)
+        agent, orchestrator = place.fake_agents("n0", groups=len(groups)), place.orchestrator(groups)
         before = orchestrator.usage()
         granted = asyncio.run(_turns(place.orchestrator_address, groups, TURNS_S.of(effort)))
         cpu = orchestrator.usage().since(before).cpu_ms / len(granted)
@@ -82,7 +82,7 @@ def cost_of_groups(effort: str) -> list[Figure]:
         progress(f"{count} groups, {ACTIVE_GROUPS} of them busy")
         groups = [f"g{number}" for number in range(count)]
         with Installation() as place:
-            place.fake_agent("n0", groups=count)
+            place.fake_agents("n0", groups=count)
             orchestrator = place.orchestrator(groups)
             asyncio.run(_turns(place.orchestrator_address, groups[:ACTIVE_GROUPS], 0.5))
             before = orchestrator.usage()
@@ -101,7 +101,7 @@ def cost_of_waiters(effort: str) -> list[Figure]:
         progress(f"one group with {waiters} waiters")
         handoffs = min(DRAINED.of(effort), waiters)
         with Installation() as place:
-            place.fake_agent("n0", jobs=waiters + 1)
+            place.fake_agents("n0", jobs=waiters + 1)
             orchestrator = place.orchestrator(["g0"])
             took = asyncio.run(_drained(place.orchestrator_address, waiters, handoffs))
             figures.append(Figure(
@@ -120,7 +120,7 @@ def memory_and_idle(effort: str) -> list[Figure]:
     waiters = len(groups) * WAITERS_PER_GROUP
     with Installation() as place:
         progress(f"{len(groups)} groups without traffic")
-        place.fake_agent("n0", groups=len(groups), jobs=WAITERS_PER_GROUP + 1)
+        place.fake_agents("n0", groups=len(groups), jobs=WAITERS_PER_GROUP + 1)
         orchestrator = place.orchestrator(groups)
         empty = memory_mb(orchestrator.pid)
         time.sleep(STARTED_S.of(effort))
