@@ -45,8 +45,9 @@ PACKAGES = [
         "components/snapshot-agent/snapshot_agent_server",
         frozenset(PROTOS),
         ("api", "backends", "processes", "driver", "store"),
-        # A backend is made of the driver's calls and of what /proc says of the targets.
-        (("backends", "driver"), ("backends", "processes")),
+        # A backend is made of the driver's calls and of what /proc says of the targets; a driver's worker looks there
+        # between two calls.
+        (("backends", "driver"), ("backends", "processes"), ("driver", "processes")),
         "core",
     ),
     Package("examples/timeslice_demo", frozenset(PROTOS | {"timeslice", "orchestrator"})),

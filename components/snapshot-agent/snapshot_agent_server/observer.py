@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from snapshot_agent_server.api.errors import RefusedCall
 from snapshot_agent_server.core.contexts import ProcessRecord
-from snapshot_agent_server.core.effects import ListMembers
+from snapshot_agent_server.core.effects import CallDriver, ListMembers
 from snapshot_agent_server.core.events import MembersListed, ObservedProcess
-from snapshot_agent_server.core.ids import ContextKey, JobId, PodUid, ProcessId
+from snapshot_agent_server.core.ids import ContextKey, JobId, OperationId, PodUid, ProcessId
 from snapshot_agent_server.core.memory import Memory
-from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Refused
+from snapshot_agent_server.core.outcomes import Abandoned, Code, Done, DriverState, Refused, Verb
 from snapshot_agent_server.core.refusals import Refusal
 from snapshot_agent_server.core.registry import Registry
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.trees import Tree, TreeClaim
-from snapshot_agent_server.driver.interface import Driver
+from snapshot_agent_server.driver.interface import Driver, outcome_of
 from snapshot_agent_server.processes import proc
 from snapshot_agent_server.processes.claims import claimed
 from snapshot_agent_server.processes.pods import PodWalker
@@ -122,14 +122,14 @@ class Observer:
     async def ask_states(self, memory: Memory, timeout_s: float, now: Callable[[], float]) -> None:
         """After a restart the driver's own state is the truth. One process that hangs does not hide the others."""
 
-        async def ask(pid: int) -> DriverState:
-            outcome = await self._driver.state(pid, timeout_s)
+        async def ask(process: ProcessId) -> DriverState:
+            outcome = await outcome_of(self._driver, CallDriver(OperationId(""), process, Verb.STATE, timeout_s))
             if isinstance(outcome, Refused):
-                return DriverState.NONE if outcome.code == 1 else DriverState.UNKNOWN
-            return outcome.state if not isinstance(outcome, Abandoned) else DriverState.UNKNOWN
+                return DriverState.NONE if outcome.code == Code.INVALID_VALUE else DriverState.UNKNOWN
+            return outcome.state if isinstance(outcome, Done) else DriverState.UNKNOWN
 
         living = [record for _, record in memory.processes if proc.is_same(record.id)]
-        states = await asyncio.gather(*(ask(record.id.pid) for record in living))
+        states = await asyncio.gather(*(ask(record.id) for record in living))
         for record, state in zip(living, states, strict=True):
             if state.is_settled:
                 record.settle(state, now())

@@ -70,6 +70,7 @@ from snapshot_agent_server.core.events import (
 from snapshot_agent_server.core.ids import GroupId, OperationId
 from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Status
+from snapshot_agent_server.core.outcomes import Outcome
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.settings import CoreSettings
@@ -117,13 +118,15 @@ class AgentShell:
         self._ends = ProcessEnds(lambda process: self._post_or_stop(ProcessEnded(process)))
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._calls: dict[int, asyncio.Future[Accept]] = {}
+        self._calls: dict[int, asyncio.Future[Accept | Refuse]] = {}
         self._call_ids = itertools.count(1)
         self._writer = RecordWriter(store, self._perform)
-        self._unpublished: list[Effect] = []
         self._sample_soon = asyncio.Event()
         self._sample_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None
+        """When the core wants to be woken."""
+        self._timer_due = 0.0
         self._tasks: asyncio.TaskGroup | None = None
         self._is_started = asyncio.Event()
         self._changed = asyncio.Event()
@@ -137,7 +140,7 @@ class AgentShell:
         """Take up what an earlier agent left, then serve. If one loop fails, all stop."""
         memory = self._observer.with_members(read_memory(self._store, proc.boot_id()))
         self._observer.name_pods(memory)
-        await self._store.commit(boot_statements(proc.boot_id()))
+        self._store.write(boot_statements(proc.boot_id()))
         await self._observer.ask_states(memory, self._settings.state_timeout_s, self._clock)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -174,32 +177,47 @@ class AgentShell:
 
     # -- what the gRPC edge asks
 
-    async def request(self, call: Call) -> Accept:
-        targets = await self._observer.observe(self._observer.claim(call.pids))
-        return await self._ask(
-            lambda number: Requested(
-                call=number,
-                kind=call.kind,
-                job=call.job,
-                group=call.group,
-                operation=call.operation,
-                token=call.token,
-                epoch=call.epoch,
-                timeout_s=call.timeout_s,
-                leave_locked=call.leave_locked,
-                after=call.after,
-                targets=targets,
-                wish=call.wish,
-            )
+    async def request(self, call: Call, then: Call | None = None) -> tuple[Accept, Accept | Refusal | None]:
+        """Ask for an operation, and for another one that comes behind it in the same message: both at once, on record
+        by one write. The second may be refused where the first is not.
+
+        Raises: RefusedCall.
+        """
+        second: Requested | None = None
+        refusal: Refusal | None = None
+        try:
+            second = await self._requested(then) if then is not None else None
+        except RefusedCall as error:
+            refusal = error.refusal
+        accepted, other = await self._ask(await self._requested(call, second), second)
+        return accepted, other.refusal if isinstance(other, Refuse) else other or refusal
+
+    async def _requested(self, call: Call, then: Requested | None = None) -> Requested:
+        targets = await self._observer.observe(self._observer.claim(call.pids)) if call.pids else ()
+        return Requested(
+            call=next(self._call_ids),
+            kind=call.kind,
+            job=call.job,
+            group=call.group,
+            operation=call.operation,
+            token=call.token,
+            epoch=call.epoch,
+            timeout_s=call.timeout_s,
+            leave_locked=call.leave_locked,
+            after=call.after,
+            targets=targets,
+            wish=call.wish,
+            then=then,
         )
 
     async def kill(self, call: KillCall) -> Accept:
         self._find_members()
         if self._node.registry.pods.of_job(call.job):
             self.post(await self._observer.list_members(ListMembers(jobs=(call.job,))))
-        return await self._ask(
-            lambda number: KillRequested(number, call.job, call.group, call.token, call.epoch, call.reason)
-        )
+        number = next(self._call_ids)
+        event = KillRequested(number, call.job, call.group, call.token, call.epoch, call.reason)
+        accepted, _ = await self._ask(event)
+        return accepted
 
     def groups(self) -> Collection[GroupId]:
         return self._node.registry.groups.present
@@ -214,7 +232,7 @@ class AgentShell:
         offer = registration.offer
         if offer is not None:
             offer = replace(offer, server=self._observer.seen(registration.server))
-        await self._ask(lambda number: Registered(number, registration.key, processes, tree, offer))
+        await self._ask(Registered(next(self._call_ids), registration.key, processes, tree, offer))
 
     def answered(self, channel: Channel, result: CommandResult) -> None:
         self.post(CommandAnswered(channel.id, result))
@@ -227,8 +245,7 @@ class AgentShell:
 
     async def watch(self, epoch: int, takes_together: bool = False) -> Stream:
         if epoch > 0:
-            await self._ask(lambda number: EpochSeen(number, epoch))
-        self._publish_all()  # the state that the stream begins with has it already
+            await self._ask(EpochSeen(next(self._call_ids), epoch))
         return self._streams.open(epoch, self.status(per_context=True), takes_together)
 
     def unwatch(self, stream: Stream) -> None:
@@ -267,31 +284,56 @@ class AgentShell:
         assert self._failure is not None
         raise self._failure
 
-    async def _ask(self, event: Callable[[int], Event]) -> Accept:
-        number = next(self._call_ids)
-        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+    async def _ask(
+        self, event: Requested | KillRequested | Registered | EpochSeen, second: Requested | None = None
+    ) -> tuple[Accept, Accept | Refuse | None]:
+        """Post what a call says, and wait for its answer, and that of a second one in the same event.
+
+        Raises: RefusedCall, for the first.
+        """
+        loop = asyncio.get_running_loop()
+        numbers = (event.call,) if second is None else (event.call, second.call)
+        answers = [loop.create_future() for _ in numbers]
+        self._calls.update(zip(numbers, answers, strict=True))
         try:
-            self.post(event(number))
-            accepted: Accept = await answer
-            return accepted
+            self.post(event)
+            for answer in answers:
+                await answer
         finally:
-            del self._calls[number]
+            for number in numbers:
+                del self._calls[number]
+        first = answers[0].result()
+        if isinstance(first, Refuse):
+            raise RefusedCall(first.refusal)
+        return first, answers[1].result() if second is not None else None
 
     def _arm(self) -> None:
+        """Have the loop call when the core wants to be woken. A timer that is early stays, and is set anew then."""
+        self._due = self._node.next_wake(self._clock())
+        if self._due is None or (self._timer is not None and self._timer_due <= self._due):
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        now = self._clock()
-        due = self._node.next_wake(now)
-        if due is not None:
-            # A little late rather than early: an event before its time changes nothing and would come again at once.
-            delay = max(0.0, due - now) + 0.0005
-            self._timer = asyncio.get_running_loop().call_later(delay, self._post_or_stop, Woken())
+        self._set_timer(self._due)
+
+    def _set_timer(self, due: float) -> None:
+        self._timer_due = due
+        # A little late rather than early: an event before its time changes nothing and would come again at once.
+        delay = max(0.0, due - self._clock()) + 0.0005
+        self._timer = asyncio.get_running_loop().call_later(delay, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        if self._due is not None and self._due > self._clock():
+            self._set_timer(self._due)
+        elif self._due is not None:
+            self._post_or_stop(Woken())
 
     # -- effects out
 
     def _apply(self, effects: Iterable[Effect]) -> None:
-        """Start to write records, publish at once, and do the rest; if a record must be on disk first, after that."""
+        """Start to write records, make driver calls, publish, and answer; if a record must be on disk first, calls and
+        answers come after that."""
         records: list[Record] = []
         calls: list[Effect] = []
         behind: list[Effect] = []
@@ -318,46 +360,27 @@ class AgentShell:
                     behind.append(effect)
                 case _:
                     public.append(effect)
-        behind = calls + behind  # the driver works while answers are written
         must_wait = is_durable or self._writer.is_holding
-        if records or (behind and must_wait):
-            self._writer.add(records, behind if must_wait else (), is_lazy=not is_durable)
-        self._unpublished += public
-        if must_wait or not calls:
-            self._publish_all()
+        held = [*calls, *behind] if must_wait else ()
+        if records or held:
+            self._writer.add(records, held, is_lazy=not is_durable)
+        if not must_wait:
+            for effect in calls:  # first: the driver works while messages are made
+                self._perform(effect)
+        for effect in public:
+            self._publish(effect)
         if not must_wait:
             for effect in behind:
                 self._perform(effect)
-        if self._unpublished:
-            # The driver shall not wait for messages to be made: its call, a task of this turn, comes first.
-            asyncio.get_running_loop().call_soon(self._publish_late)
-
-    def _publish_late(self) -> None:
-        try:
-            self._publish_all()
-        except Exception as error:  # in a callback of the loop, which nobody awaits
-            self._failure = error
-            self._failed.set()
-
-    def _publish_all(self) -> None:
-        unpublished, self._unpublished = self._unpublished, []
-        for effect in unpublished:
-            self._publish(effect)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case CallDriver():
-                assert self._tasks is not None, "effects are carried out by `run` only"
-                name = f"{effect.verb} {effect.process.pid}"
-                self._tasks.create_task(self._call_driver(effect), name=name)
-            case Accept():
+                self._backend.begin(effect, self._driver_answered)
+            case Accept() | Refuse():
                 answer = self._calls.get(effect.call)
                 if answer is not None and not answer.done():
                     answer.set_result(effect)
-            case Refuse():
-                answer = self._calls.get(effect.call)
-                if answer is not None and not answer.done():
-                    answer.set_exception(RefusedCall(effect.refusal))
             case KillProcesses():
                 self._kill(effect)
             case WatchProcess(process):
@@ -469,9 +492,9 @@ class AgentShell:
     async def _list_members(self, wanted: ListMembers) -> None:
         self.post(await self._observer.list_members(wanted))
 
-    async def _call_driver(self, call: CallDriver) -> None:
-        outcome = await self._backend.call(call)
-        self.post(Answered(call.operation, call.process, call.verb, outcome))
+    def _driver_answered(self, call: CallDriver, outcome: Outcome, goes_on: bool) -> None:
+        if not self._is_over:
+            self._post_or_stop(Answered(call.operation, call.process, call.verb, outcome, goes_on))
 
     # -- observing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from typing import Any, Protocol
 
 import grpc
@@ -19,9 +19,9 @@ from snapshot_agent_server.api.streams import Stream, StreamEnd
 from snapshot_agent_server.core.effects import Accept, ChannelEnd, EndChannel
 from snapshot_agent_server.core.ids import GroupId, OperationId
 from snapshot_agent_server.core.operations import Operation
+from snapshot_agent_server.core.refusals import Refusal
 from snapshot_agent_server.core.workloads import CommandResult
 
-Error = BadRequest | NotBuilt | RefusedCall
 Context = grpc.aio.ServicerContext[Any, Any]
 
 ACCEPTED = ("timeslice-registered", "1")
@@ -52,7 +52,9 @@ ENDED_CHANNEL = {
 class Agent(Protocol):
     """What the shell does for this edge. Refusals are raised as RefusedCall."""
 
-    async def request(self, call: requests.Call) -> Accept: ...
+    async def request(
+        self, call: requests.Call, then: requests.Call | None = None
+    ) -> tuple[Accept, Accept | Refusal | None]: ...
 
     async def kill(self, call: requests.KillCall) -> Accept: ...
 
@@ -80,37 +82,26 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
         self._agent = agent
 
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
-        if request.HasField("then_restore"):
-            # Tasks start in the order of their making: the restore's request comes behind the snapshot's.
-            snapshot = asyncio.create_task(self._request(requests.snapshot_call, request), name="snapshot")
-            restore = asyncio.create_task(self._request(requests.restore_call, request.then_restore), name="restore")
-            accepted, then = await asyncio.gather(snapshot, restore)
-        else:
-            accepted, then = await self._request(requests.snapshot_call, request), None
-        if not isinstance(accepted, Accept):
-            await abort(context, accepted)
+        try:
+            call = requests.snapshot_call(request)
+            accepted, then = await self._agent.request(call, _then(request))
+        except (BadRequest, NotBuilt, RefusedCall) as error:
+            await abort(context, error)
         answer = pb.SnapshotResponse(operation_id=accepted.operation or "")
         if isinstance(then, Accept):
             answer.then_operation_id = then.operation or ""
         return answer
 
-    async def _request(self, parse: Callable[[Any], requests.Call], request: Any) -> Accept | Error:
-        """Ask for what a message says: how it was accepted, or why not."""
-        try:
-            return await self._agent.request(parse(request))
-        except (BadRequest, NotBuilt, RefusedCall) as error:
-            return error
-
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
         try:
-            accepted = await self._agent.request(requests.restore_call(request))
+            accepted, _ = await self._agent.request(requests.restore_call(request))
         except (BadRequest, NotBuilt, RefusedCall) as error:
             await abort(context, error)
         return pb.RestoreResponse(operation_id=accepted.operation or "")
 
     async def Lock(self, request: pb.LockRequest, context: Context) -> pb.LockResponse:
         try:
-            accepted = await self._agent.request(requests.lock_call(request))
+            accepted, _ = await self._agent.request(requests.lock_call(request))
         except (BadRequest, NotBuilt, RefusedCall) as error:
             await abort(context, error)
         return pb.LockResponse(locked_pids=accepted.locked_pids)
@@ -198,6 +189,16 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
             if not accepted.is_set():
                 await context.send_initial_metadata((ACCEPTED,))
                 accepted.set()
+
+
+def _then(request: pb.SnapshotRequest) -> requests.Call | None:
+    """The restore that came along; None as well if it says what cannot be: the answer shows that it was not taken."""
+    if not request.HasField("then_restore"):
+        return None
+    try:
+        return requests.restore_call(request.then_restore)
+    except (BadRequest, NotBuilt):
+        return None
 
 
 async def _write(channel: Channel, context: Context, accepted: asyncio.Event) -> EndChannel:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import assert_never
 
 from snapshot_agent_server.core.effects import CallDriver
 from snapshot_agent_server.core.outcomes import Gone, Outcome, Stopped, Verb
-from snapshot_agent_server.driver.interface import Driver
+from snapshot_agent_server.driver.interface import Answered, Driver, Program
 from snapshot_agent_server.processes import proc
 
 
@@ -16,26 +16,23 @@ class CudaBackend:
         self._driver = driver
         self._proc = proc_root
 
-    async def call(self, call: CallDriver) -> Outcome:
-        """Make one driver call, if the process is still that process and can answer."""
-        pid = call.process.pid
-        found = proc.facts(pid, self._proc)
+    def begin(self, call: CallDriver, answered: Answered) -> Program | None:
+        """Make a driver call and what follows it, if the process is still that process and can answer.
+
+        None: the driver was not asked; the answer comes all the same.
+        """
+        why_not = self._objection(call)
+        if why_not is None:
+            return self._driver.begin(call, answered)
+        asyncio.get_running_loop().call_soon(answered, call, why_not, False)
+        return None
+
+    def _objection(self, call: CallDriver) -> Outcome | None:
+        found = proc.facts(call.process.pid, self._proc)
         if found is None or found.id != call.process or found.has_ended:
             return Gone()
         if call.verb is not Verb.STATE and found.stopped:
             return Stopped(found.stopped)
-        if call.verb is Verb.LOCK and proc.is_frozen(pid, self._proc):
+        if call.verb is Verb.LOCK and proc.is_frozen(call.process.pid, self._proc):
             return Stopped("frozen by its cgroup")
-        match call.verb:
-            case Verb.STATE:
-                return await self._driver.state(pid, call.timeout_s)
-            case Verb.LOCK:
-                return await self._driver.lock(pid, call.lock_timeout_ms, call.timeout_s)
-            case Verb.CHECKPOINT:
-                return await self._driver.checkpoint(pid, call.accelerators, call.timeout_s)
-            case Verb.RESTORE:
-                return await self._driver.restore(pid, call.need or {}, call.margin, call.timeout_s)
-            case Verb.UNLOCK:
-                return await self._driver.unlock(pid, call.timeout_s)
-            case _:
-                assert_never(call.verb)
+        return None

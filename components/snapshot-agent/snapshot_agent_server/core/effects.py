@@ -39,12 +39,19 @@ class CallDriver:
     process: ProcessId
     verb: Verb
     timeout_s: float
+    """From the moment when the driver has the call."""
     lock_timeout_ms: int = 0
     accelerators: tuple[AcceleratorId, ...] = ()
     """Where to look for the memory that a checkpoint frees."""
     need: Mapping[AcceleratorId, int] | None = None
     margin: int | None = 0
     """For a restore: answer NoRoom instead, unless each accelerator shows free >= need + margin. None: by its size."""
+    then: tuple[CallDriver, ...] = ()
+    """To be made behind it, one after the other, without asking: each if the one before is Done, and the process can
+    still be asked. Each is answered by itself; `Answered.goes_on` says that the next one is under way."""
+    not_after: float | None = None
+    """Of a call in a `then`: not to be begun from this moment on (monotonic clock). One that moves memory is given up
+    then, too."""
 
 
 @dataclass(frozen=True, slots=True)

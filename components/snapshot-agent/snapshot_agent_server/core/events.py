@@ -67,6 +67,8 @@ class Requested:
     targets: tuple[ObservedProcess, ...] = ()
     """Processes that the request names; they join the context."""
     wish: Wish | None = None
+    then: Requested | None = None
+    """Another request that came in the same message, answered by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class Answered:
     process: ProcessId
     verb: Verb
     outcome: Outcome
+    goes_on: bool = False
+    """The next call of `CallDriver.then` is under way."""
 
 
 @dataclass(frozen=True, slots=True)

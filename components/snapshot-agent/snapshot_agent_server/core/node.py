@@ -143,6 +143,8 @@ class Node:
                 effects = self._register(event, now)
             case Requested():
                 effects = self._request(event, now)
+                if event.then is not None:
+                    effects += self._request(event.then, now)
             case KillRequested():
                 effects = self._kill(event)
             case EpochSeen(call, epoch):

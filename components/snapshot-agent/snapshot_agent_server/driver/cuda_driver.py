@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import assert_never
 
+from snapshot_agent_server.core.effects import CallDriver
 from snapshot_agent_server.core.ids import AcceleratorId
-from snapshot_agent_server.core.outcomes import Abandoned, Done, DriverState, NoRoom, Refused, Room
+from snapshot_agent_server.core.outcomes import (
+    RESULT_OF,
+    Abandoned,
+    Done,
+    DriverState,
+    NoRoom,
+    Outcome,
+    Refused,
+    Room,
+    Verb,
+)
 from snapshot_agent_server.core.samples import DeviceSample, Sample
-from snapshot_agent_server.driver.interface import DriverMissing
-from snapshot_agent_server.driver.pool import Pool, WorkerDied
+from snapshot_agent_server.driver.interface import Answered, DriverMissing
+from snapshot_agent_server.driver.pool import Exchange, Pool, WorkerDied
 from snapshot_agent_server.driver.wire import Message
 
 _STATES = {
@@ -21,6 +33,10 @@ _STATES = {
     "RESTORING": DriverState.BUSY,
 }
 """Source: cuda.h, enum CUprocessState; the last two are new with CUDA 13.1."""
+
+MOVES = (Verb.CHECKPOINT, Verb.RESTORE)
+SHORTEST_S = 0.05
+"""What a call that was begun right before its time came gets to answer."""
 
 
 class CudaDriver:
@@ -41,61 +57,20 @@ class CudaDriver:
         """The accelerators of the node, as the first worker found them."""
         return _devices(self._pool.first_word)
 
-    async def state(self, pid: int, timeout_s: float) -> Done | Refused | Abandoned:
-        reply = await self._call("state", timeout_s, pid=pid)
-        if isinstance(reply, dict):
-            return Done(_state(str(reply["state"])), int(reply["took_us"]))
-        return reply
-
-    async def lock(self, pid: int, lock_timeout_ms: int, timeout_s: float) -> Done | Refused | Abandoned:
-        if lock_timeout_ms <= 0:
-            raise ValueError("lock_timeout_ms must be above 0: the driver takes 0 as 'wait for ever'")
-        reply = await self._call("lock", timeout_s, pid=pid, timeout_ms=lock_timeout_ms)
-        return Done(DriverState.LOCKED, int(reply["took_us"])) if isinstance(reply, dict) else reply
-
-    async def checkpoint(
-        self, pid: int, accelerators: Sequence[AcceleratorId], timeout_s: float
-    ) -> Done | Refused | Abandoned:
-        reply = await self._call("checkpoint", timeout_s, pid=pid, accelerators=list(accelerators))
-        if isinstance(reply, dict):
-            usage = {AcceleratorId(a): int(size) for a, size in reply["usage"].items()}
-            return Done(DriverState.CHECKPOINTED, int(reply["took_us"]), usage)
-        return reply
-
-    async def restore(
-        self, pid: int, need: Mapping[AcceleratorId, int], margin: int | None, timeout_s: float
-    ) -> Done | Refused | NoRoom | Abandoned:
-        reply = await self._call("restore", timeout_s, pid=pid, need=dict(need), margin=margin)
-        if not isinstance(reply, dict):
-            return reply
-        if "short" in reply:
-            return NoRoom(
-                tuple(
-                    Room(
-                        AcceleratorId(room["accelerator"]),
-                        free=room["free"],
-                        total=room["total"],
-                        needed=room["needed"],
-                        resident={pid: size for pid, size in room["resident"]},
-                    )
-                    for room in reply["short"]
-                )
-            )
-        return Done(DriverState.LOCKED, int(reply["took_us"]))
-
-    async def unlock(self, pid: int, timeout_s: float) -> Done | Refused | Abandoned:
-        reply = await self._call("unlock", timeout_s, pid=pid)
-        return Done(DriverState.RUNNING, int(reply["took_us"])) if isinstance(reply, dict) else reply
+    def begin(self, call: CallDriver, answered: Answered) -> Exchange:
+        """See Driver.begin."""
+        request = {**_step(call), "then": [_step(later) for later in call.then]} if call.then else _step(call)
+        return self._pool.begin(request, call.timeout_s, _Answers((call, *call.then), answered, self._clock))
 
     async def states(self, pids: Sequence[int], timeout_s: float) -> Mapping[int, DriverState] | Abandoned:
-        reply = await self._call("states", timeout_s, pids=list(pids))
+        reply = await self._call("states", timeout_s, list(pids))
         if isinstance(reply, dict):
             return _states(reply)
         return reply if isinstance(reply, Abandoned) else Abandoned(reply.name)
 
     async def sample(self, pids: Sequence[int], timeout_s: float) -> Sample | Abandoned:
         taken_at = self._clock()
-        reply = await self._call("sample", timeout_s, pids=list(pids))
+        reply = await self._call("sample", timeout_s, list(pids))
         if isinstance(reply, Refused):
             return Abandoned(reply.name)
         if isinstance(reply, Abandoned):
@@ -105,9 +80,9 @@ class CudaDriver:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def _call(self, name: str, timeout_s: float, **args: object) -> Message | Refused | Abandoned:
+    async def _call(self, name: str, timeout_s: float, *args: object) -> Message | Refused | Abandoned:
         try:
-            reply = await self._pool.call({"call": name, "args": args}, timeout_s)
+            reply = await self._pool.call({"call": name, "args": list(args)}, timeout_s)
         except TimeoutError:
             return Abandoned(f"no answer from the driver within {timeout_s:g} s")
         except (WorkerDied, DriverMissing) as error:
@@ -116,6 +91,93 @@ class CudaDriver:
             code, text = reply["refused"]
             return Refused(int(code), str(text), int(reply["took_us"]))
         return reply
+
+
+class _Answers:
+    """Tells of each call of a program what came of it."""
+
+    __slots__ = ("_answered", "_at", "_calls", "_clock", "_limit_s")
+
+    def __init__(self, calls: Sequence[CallDriver], answered: Answered, clock: Callable[[], float]) -> None:
+        self._calls = calls
+        self._answered = answered
+        self._clock = clock
+        self._at = 0
+        self._limit_s = calls[0].timeout_s
+
+    def __call__(self, reply: Message | WorkerDied | TimeoutError | DriverMissing) -> float | None:
+        """How long the next call may take, if there is one."""
+        call = self._calls[self._at]
+        if isinstance(reply, TimeoutError):
+            self._answered(call, Abandoned(f"no answer from the driver within {self._limit_s:g} s"), False)
+        elif isinstance(reply, Exception):
+            self._answered(call, Abandoned(str(reply)), False)
+        elif not reply.get("goes_on"):
+            self._answered(call, _outcome(call, reply), False)
+        else:
+            self._at += 1
+            self._limit_s = _limit_s(self._calls[self._at], self._clock())
+            self._answered(call, _outcome(call, reply), True)
+            return self._limit_s
+        return None
+
+
+def _limit_s(call: CallDriver, now: float) -> float:
+    """What a later call of a program may take, from now on."""
+    if call.not_after is None or call.verb not in MOVES:
+        return call.timeout_s
+    return max(call.not_after - now, SHORTEST_S)
+
+
+def _step(call: CallDriver) -> Message:
+    """A call as the worker reads it."""
+    pid = call.process.pid
+    args: list[object]
+    match call.verb:
+        case Verb.STATE | Verb.UNLOCK:
+            args = [pid]
+        case Verb.LOCK:
+            if call.lock_timeout_ms <= 0:
+                raise ValueError("lock_timeout_ms must be above 0: the driver takes 0 as 'wait for ever'")
+            args = [pid, call.lock_timeout_ms]
+        case Verb.CHECKPOINT:
+            args = [pid, list(call.accelerators)]
+        case Verb.RESTORE:
+            args = [pid, dict(call.need or {}), call.margin]
+        case _:
+            assert_never(call.verb)
+    step: Message = {"call": call.verb.value, "args": args}
+    if call.not_after is not None:
+        step["not_after"] = call.not_after
+        step["start_time"] = call.process.start_time
+    return step
+
+
+def _outcome(call: CallDriver, reply: Message) -> Outcome:
+    took_us = int(reply.get("took_us", 0))
+    if "refused" in reply:
+        code, text = reply["refused"]
+        return Refused(int(code), str(text), took_us)
+    match call.verb:
+        case Verb.STATE:
+            return Done(_state(reply["state"]), took_us)
+        case Verb.CHECKPOINT:
+            usage = {AcceleratorId(a): int(size) for a, size in reply["usage"].items()}
+            return Done(DriverState.CHECKPOINTED, took_us, usage)
+        case Verb.RESTORE if "short" in reply:
+            return NoRoom(tuple(_room(room) for room in reply["short"]))
+        case _:
+            return Done(RESULT_OF[call.verb], took_us)
+
+
+def _room(room: Message) -> Room:
+    return Room(
+        AcceleratorId(room["accelerator"]),
+        free=room["free"],
+        total=room["total"],
+        needed=room["needed"],
+        resident={pid: size for pid, size in room["resident"]},
+    )
 
 
 def _state(name: str) -> DriverState:

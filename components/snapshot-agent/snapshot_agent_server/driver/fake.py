@@ -6,14 +6,19 @@ Its contract is the real one's: tests/driver/test_driver_contract.py runs on bot
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
+from snapshot_agent_server.core.effects import CallDriver
 from snapshot_agent_server.core.ids import AcceleratorId
-from snapshot_agent_server.core.outcomes import Abandoned, Code, Done, DriverState, NoRoom, Refused, Room, Verb
+from snapshot_agent_server.core.outcomes import Abandoned, Code, Done, DriverState, NoRoom, Outcome, Refused, Room, Verb
 from snapshot_agent_server.core.samples import DeviceSample, Sample
-from snapshot_agent_server.driver.interface import margin_bytes
+from snapshot_agent_server.driver.interface import Answered
+from snapshot_agent_server.driver.margin import margin_bytes
+from snapshot_agent_server.processes import proc
 
 
 @dataclass(slots=True)
@@ -23,6 +28,14 @@ class FakeProcess:
     saved: dict[AcceleratorId, int] = field(default_factory=dict)
     is_drained: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared: work is on the device, so that a lock waits."""
+
+
+@dataclass(slots=True)
+class FakeProgram:
+    is_stopped: bool = False
+
+    def stop(self) -> None:
+        self.is_stopped = True
 
 
 @dataclass(slots=True)
@@ -50,6 +63,7 @@ class FakeDriver:
         self.is_silent_on_states = False
         """The question for the states of several processes hangs."""
         self.own_pids: set[int] = set()
+        self._running: set[asyncio.Task[None]] = set()
 
     def add(self, pid: int, memory: Mapping[AcceleratorId, int]) -> FakeProcess:
         """A process initialises CUDA and allocates."""
@@ -81,15 +95,68 @@ class FakeDriver:
             for index, (accelerator, total) in enumerate(self._totals.items())
         )
 
-    async def state(self, pid: int, timeout_s: float) -> Done | Refused | Abandoned:
+    def begin(self, call: CallDriver, answered: Answered) -> FakeProgram:
+        """See Driver.begin."""
+        for one in (call, *call.then):
+            if one.verb is Verb.LOCK and one.lock_timeout_ms <= 0:
+                raise ValueError("lock_timeout_ms must be above 0: the driver takes 0 as 'wait for ever'")
+        program = FakeProgram()
+        running = asyncio.get_running_loop().create_task(self._run((call, *call.then), answered, program))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return program
+
+    async def states(self, pids: Sequence[int], timeout_s: float) -> Mapping[int, DriverState] | Abandoned:
+        if self.is_silent_on_states:
+            return Abandoned(f"no answer from the driver within {timeout_s:g} s")
+        known = {pid: self.processes.get(pid) for pid in pids}
+        return {pid: DriverState.NONE if process is None else process.state for pid, process in known.items()}
+
+    async def sample(self, pids: Sequence[int], timeout_s: float) -> Sample | Abandoned:
+        states = await self.states(pids, timeout_s)
+        return states if isinstance(states, Abandoned) else Sample(self._clock(), self.devices(), states)
+
+    async def close(self) -> None:
+        for running in self._running:
+            running.cancel()
+
+    async def _run(self, calls: Sequence[CallDriver], answered: Answered, program: FakeProgram) -> None:
+        outcome = await self._make(calls[0], calls[0].timeout_s)
+        for before, call in itertools.pairwise(calls):
+            now = self._clock()
+            assert call.not_after is not None, "a call that follows another one has a time after which it may not begin"
+            may_begin = not program.is_stopped and now < call.not_after and proc.can_be_asked(call.process)
+            if not isinstance(outcome, Done) or not may_begin:
+                answered(before, outcome, False)
+                return
+            answered(before, outcome, True)
+            is_move = call.verb in (Verb.CHECKPOINT, Verb.RESTORE)
+            outcome = await self._make(call, max(call.not_after - now, 0.05) if is_move else call.timeout_s)
+        answered(calls[-1], outcome, False)
+
+    async def _make(self, call: CallDriver, timeout_s: float) -> Outcome:
+        pid = call.process.pid
+        match call.verb:
+            case Verb.STATE:
+                return await self._state(pid, timeout_s)
+            case Verb.LOCK:
+                return await self._lock(pid, call.lock_timeout_ms, timeout_s)
+            case Verb.CHECKPOINT:
+                return await self._checkpoint(pid, call.accelerators, timeout_s)
+            case Verb.RESTORE:
+                return await self._restore(pid, call.need or {}, call.margin, timeout_s)
+            case Verb.UNLOCK:
+                return await self._unlock(pid, timeout_s)
+            case _:
+                assert_never(call.verb)
+
+    async def _state(self, pid: int, timeout_s: float) -> Done | Refused | Abandoned:
         if (fault := await self._fault(Verb.STATE, pid, timeout_s)) is not None:
             return fault
         process = self.processes.get(pid)
         return _refused(Code.INVALID_VALUE) if process is None else Done(process.state)
 
-    async def lock(self, pid: int, lock_timeout_ms: int, timeout_s: float) -> Done | Refused | Abandoned:
-        if lock_timeout_ms <= 0:
-            raise ValueError("lock_timeout_ms must be above 0: the driver takes 0 as 'wait for ever'")
+    async def _lock(self, pid: int, lock_timeout_ms: int, timeout_s: float) -> Done | Refused | Abandoned:
         if (fault := await self._fault(Verb.LOCK, pid, timeout_s)) is not None:
             return fault
         process = self._in_state(pid, DriverState.RUNNING)
@@ -103,7 +170,7 @@ class FakeDriver:
         process.state = DriverState.LOCKED
         return Done(DriverState.LOCKED)
 
-    async def checkpoint(
+    async def _checkpoint(
         self, pid: int, accelerators: Sequence[AcceleratorId], timeout_s: float
     ) -> Done | Refused | Abandoned:
         if (fault := await self._fault(Verb.CHECKPOINT, pid, timeout_s)) is not None:
@@ -115,7 +182,7 @@ class FakeDriver:
         process.state = DriverState.CHECKPOINTED
         return Done(process.state, usage={a: size for a, size in process.saved.items() if a in accelerators})
 
-    async def restore(
+    async def _restore(
         self, pid: int, need: Mapping[AcceleratorId, int], margin: int | None, timeout_s: float
     ) -> Done | Refused | NoRoom | Abandoned:
         short = []
@@ -138,7 +205,7 @@ class FakeDriver:
         process.state = DriverState.LOCKED
         return Done(process.state)
 
-    async def unlock(self, pid: int, timeout_s: float) -> Done | Refused | Abandoned:
+    async def _unlock(self, pid: int, timeout_s: float) -> Done | Refused | Abandoned:
         if (fault := await self._fault(Verb.UNLOCK, pid, timeout_s)) is not None:
             return fault
         process = self._in_state(pid, DriverState.LOCKED)
@@ -146,19 +213,6 @@ class FakeDriver:
             return process
         process.state = DriverState.RUNNING
         return Done(process.state)
-
-    async def states(self, pids: Sequence[int], timeout_s: float) -> Mapping[int, DriverState] | Abandoned:
-        if self.is_silent_on_states:
-            return Abandoned(f"no answer from the driver within {timeout_s:g} s")
-        known = {pid: self.processes.get(pid) for pid in pids}
-        return {pid: DriverState.NONE if process is None else process.state for pid, process in known.items()}
-
-    async def sample(self, pids: Sequence[int], timeout_s: float) -> Sample | Abandoned:
-        states = await self.states(pids, timeout_s)
-        return states if isinstance(states, Abandoned) else Sample(self._clock(), self.devices(), states)
-
-    async def close(self) -> None:
-        pass
 
     def _in_state(self, pid: int, state: DriverState) -> FakeProcess | Refused:
         process = self.processes.get(pid)
@@ -185,13 +239,13 @@ class FakeDriver:
     async def _late(self, verb: Verb, pid: int) -> None:
         match verb:
             case Verb.LOCK:
-                await self.lock(pid, 1, 1.0)
+                await self._lock(pid, 1, 1.0)
             case Verb.CHECKPOINT:
-                await self.checkpoint(pid, list(self._totals), 1.0)
+                await self._checkpoint(pid, list(self._totals), 1.0)
             case Verb.RESTORE:
-                await self.restore(pid, {}, 0, 1.0)
+                await self._restore(pid, {}, 0, 1.0)
             case Verb.UNLOCK:
-                await self.unlock(pid, 1.0)
+                await self._unlock(pid, 1.0)
             case Verb.STATE:
                 pass
 

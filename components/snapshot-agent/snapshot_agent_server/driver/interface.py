@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from snapshot_agent_server.core.ids import AcceleratorId
-from snapshot_agent_server.core.outcomes import Abandoned, Done, DriverState, NoRoom, Refused
+from snapshot_agent_server.core.effects import CallDriver
+from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Outcome
 from snapshot_agent_server.core.samples import Sample
+
+Answered = Callable[[CallDriver, Outcome, bool], None]
+"""Told of each call of a program when it is over; True: the next one is under way."""
 
 
 class DriverMissing(Exception):
     """There is no driver here, or it does not start. The text says what to do."""
 
 
+class Program(Protocol):
+    """Calls under way, of which each follows the one before."""
+
+    def stop(self) -> None:
+        """Begin no further call, as long as the next one has not begun: `answered` says whether it has."""
+        ...
+
+
 class Driver(Protocol):
     """Calls may run side by side. None raises for what the driver says: that is in the outcome.
 
-    A call that does not answer in `timeout_s` is `Abandoned`: whatever runs it is killed, and it may still take effect
-    in the target. Cancelling a call abandons it too.
+    A call that does not answer in time is `Abandoned`: whatever runs it is killed, and it may still take effect in the
+    target.
     """
 
-    async def state(self, pid: int, timeout_s: float) -> Done | Refused | Abandoned:
-        """Where the process is. A process that has not initialised CUDA: Refused with INVALID_VALUE."""
-        ...
+    def begin(self, call: CallDriver, answered: Answered) -> Program:
+        """Start a call, and behind it those of `call.then`: each only if the one before it is Done, the process lives
+        and is not stopped, and its `not_after` has not come. `answered` is called from the loop, later.
 
-    async def lock(self, pid: int, lock_timeout_ms: int, timeout_s: float) -> Done | Refused | Abandoned:
-        """Stop a process from touching the device and wait for the work it has launched.
-
-        Args:
-            lock_timeout_ms: above 0, since the driver takes 0 as "wait for ever". Past it: Refused with NOT_READY, and
-                the process runs on.
-        Source: CUDA driver API, CUcheckpointLockArgs.timeoutMs.
+        - STATE: where the process is. One that has not initialised CUDA: Refused with INVALID_VALUE.
+        - LOCK: stop a process from touching the device and wait for the work it has launched. Past `lock_timeout_ms`:
+          Refused with NOT_READY, and the process runs on. Raises ValueError unless that is above 0, since the driver
+          takes 0 as "wait for ever". Source: CUDA driver API, CUcheckpointLockArgs.timeoutMs.
+        - CHECKPOINT: move a locked process's device memory to the host. `Done.usage`: how much left each of
+          `accelerators`, by NVML's figure for the process or, where it has none, by what became free meanwhile.
+        - RESTORE: move it back; the process stays locked. Not tried, NoRoom, unless each accelerator in `need` shows
+          that much free and `margin` bytes more; margin None: 512 MiB, but at most a 16th of the device.
+        - UNLOCK: let a locked process go on.
         """
-        ...
-
-    async def checkpoint(
-        self, pid: int, accelerators: Sequence[AcceleratorId], timeout_s: float
-    ) -> Done | Refused | Abandoned:
-        """Move a locked process's device memory to the host. `Done.usage`: how much left each of these accelerators,
-        by NVML's figure for the process or, where it has none, by what became free meanwhile."""
-        ...
-
-    async def restore(
-        self, pid: int, need: Mapping[AcceleratorId, int], margin: int | None, timeout_s: float
-    ) -> Done | Refused | NoRoom | Abandoned:
-        """Move it back; the process stays locked. Not tried, NoRoom, unless each accelerator in `need` shows that much
-        free and `margin` bytes more; margin None: 512 MiB, but at most a 16th of the device."""
-        ...
-
-    async def unlock(self, pid: int, timeout_s: float) -> Done | Refused | Abandoned:
-        """Let a locked process go on."""
         ...
 
     async def states(self, pids: Sequence[int], timeout_s: float) -> Mapping[int, DriverState] | Abandoned:
@@ -62,13 +58,17 @@ class Driver(Protocol):
         ...
 
     async def close(self) -> None:
-        """End what runs the calls. Waits for nothing in the driver."""
+        """End what runs the calls; none is told of any more. Waits for nothing in the driver."""
         ...
 
 
-DEFAULT_MARGIN_BYTES = 512 << 20
+async def outcome_of(driver: Driver, call: CallDriver) -> Outcome:
+    """Make one call and wait for what comes of it."""
+    answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
+    def answered(_: CallDriver, outcome: Outcome, __: bool) -> None:
+        if not answer.done():
+            answer.set_result(outcome)
 
-def margin_bytes(margin: int | None, total: int) -> int:
-    """The free memory that a restore must leave on a device of this size."""
-    return min(DEFAULT_MARGIN_BYTES, total // 16) if margin is None else margin
+    driver.begin(call, answered)
+    return await answer

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from snapshot_agent_server.driver.interface import DriverMissing
-from snapshot_agent_server.driver.wire import MAX_BYTES, Message, decode, encode, pair
+from snapshot_agent_server.driver.wire import MAX_BYTES, STOP, Message, decode, encode, pair
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,58 @@ class WorkerDied(Exception):
     """The worker ended in the middle of a call, which may still take effect."""
 
 
-class Worker:
-    """`forget` is called once, when the process has been killed and reaped."""
+class Exchange:
+    """One request to a worker, and its replies.
 
-    def __init__(self, command: Sequence[str], forget: Callable[[Worker], None]) -> None:
+    `heard` is called from the loop with each reply, and with the error that ends them: WorkerDied, TimeoutError, or
+    DriverMissing if no worker can be started. For a reply that says `goes_on` it returns how long the next may take, in
+    seconds.
+    """
+
+    __slots__ = ("_is_stopped", "heard", "request", "timeout_s", "worker")
+
+    def __init__(self, request: bytes | None, timeout_s: float, heard: Heard) -> None:
+        """`request` None: there is only the worker's first word to hear."""
+        self.request = request
+        self.timeout_s = timeout_s
+        self.heard = heard
+        self.worker: Worker | None = None
+        """Who has it; None: nobody yet, or it is over."""
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Let the worker not go on to a further step, if it has not yet: its reply says which."""
+        self._is_stopped = True
+        if self.worker is not None:
+            self.worker.send(_STOP)
+
+    def begin(self, worker: Worker) -> None:
+        """From now on it is this worker's."""
+        self.worker = worker
+        if self.request is not None:
+            worker.send(self.request)
+        if self._is_stopped:
+            worker.send(_STOP)
+
+
+_STOP = encode(STOP)
+Heard = Callable[[Message | WorkerDied | TimeoutError | DriverMissing], float | None]
+
+
+class Worker:
+    """`free` is called behind each request, when it can take another one or is dead; `forget` once, when the process
+    has been killed and reaped."""
+
+    def __init__(
+        self, command: Sequence[str], free: Callable[[Worker], None], forget: Callable[[Worker], None]
+    ) -> None:
         ours, theirs = pair()
+        self._free = free
         self._forget = forget
         self._reaped = asyncio.Event()
         self._channel: socket.socket = ours
-        self._reply: asyncio.Future[Message] | None = None
+        self._exchange: Exchange | None = None
+        self._limit: asyncio.TimerHandle | None = None
         self._is_dead = False
         with theirs:
             self._process = subprocess.Popen(
@@ -57,35 +100,25 @@ class Worker:
     def is_dead(self) -> bool:
         return self._is_dead
 
-    async def call(self, message: Message | None, timeout_s: float) -> Message:
-        """Send a request (None: only wait for the first word) and return the reply.
+    def begin(self, exchange: Exchange) -> None:
+        """Take a request. The limit counts from now; past it the worker is killed: a thread stuck in libcuda cannot be
+        cancelled."""
+        self._exchange = exchange
+        self._limit = self._loop.call_later(exchange.timeout_s, self._expired)
+        exchange.begin(self)
 
-        Leaving by an exception kills the worker: a thread stuck in libcuda cannot be cancelled.
-        Raises: TimeoutError, WorkerDied.
-        """
-        reply = self._reply = self._loop.create_future()
+    def send(self, data: bytes) -> None:
         try:
-            if self._is_dead:
-                raise WorkerDied(f"driver worker {self.pid} is dead")
-            if message is not None:
-                try:
-                    self._channel.send(encode(message))
-                except OSError as error:
-                    raise WorkerDied(f"driver worker {self.pid}: {error}") from error
-            async with asyncio.timeout(timeout_s):
-                answer: Message = await reply
-                return answer
-        except BaseException:
-            self.kill()
-            raise
-        finally:
-            self._reply = None
+            self._channel.send(data)
+        except OSError as error:
+            self._loop.call_soon(self._broken, self._exchange, f"driver worker {self.pid}: {error}")
 
     def kill(self) -> None:
-        """End it at once. A second time does nothing."""
+        """End it at once; nothing more is heard of what it was at. A second time does nothing."""
         if self._is_dead:
             return
         self._is_dead = True
+        self._over()
         self._loop.remove_reader(self._channel.fileno())
         self._channel.close()
         self._process.kill()
@@ -100,6 +133,16 @@ class Worker:
         """Wait until the killed process is gone."""
         await self._reaped.wait()
 
+    def _over(self) -> Exchange | None:
+        """The end of a request, whose answer is still to be told."""
+        exchange, self._exchange = self._exchange, None
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        if exchange is not None:
+            exchange.worker = None
+        return exchange
+
     def _reap(self, fd: int) -> None:
         self._loop.remove_reader(fd)
         os.close(fd)
@@ -110,6 +153,19 @@ class Worker:
         self._reaped.set()
         self._forget(self)
 
+    def _expired(self) -> None:
+        self._fail(TimeoutError())
+
+    def _broken(self, exchange: Exchange | None, text: str) -> None:
+        if exchange is self._exchange:
+            self._fail(WorkerDied(text))
+
+    def _fail(self, error: WorkerDied | TimeoutError) -> None:
+        exchange = self._over()
+        self.kill()
+        if exchange is not None:
+            self._tell(exchange, error)
+
     def _readable(self) -> None:
         try:
             data = self._channel.recv(MAX_BYTES)
@@ -118,12 +174,22 @@ class Worker:
         except OSError:
             data = b""
         if not data:
-            reply = self._reply
-            self.kill()
-            if reply is not None and not reply.done():
-                reply.set_exception(WorkerDied(f"driver worker {self.pid} ended in the middle of a call"))
-        elif self._reply is not None and not self._reply.done():
-            self._reply.set_result(decode(data))
+            self._fail(WorkerDied(f"driver worker {self.pid} ended in the middle of a call"))
+            return
+        reply = decode(data)
+        if reply.get("goes_on") and self._exchange is not None:
+            exchange = self._exchange
+            limit_s = exchange.heard(reply)
+            if self._limit is not None and limit_s is not None and self._exchange is exchange:
+                self._limit.cancel()
+                self._limit = self._loop.call_later(limit_s, self._expired)
+        elif (ended := self._over()) is not None:
+            self._tell(ended, reply)
+
+    def _tell(self, ended: Exchange, answer: Message | WorkerDied | TimeoutError) -> None:
+        if ended.request is not None:  # who waits for the first word gives the worker out
+            self._free(self)  # before: what comes of the answer finds it ready
+        ended.heard(answer)
 
 
 WORKER_COMMAND = (sys.executable, "-m", "snapshot_agent_server.driver.worker")
@@ -141,7 +207,7 @@ class Pool:
         self._warm = warm
         self._command = command
         self._idle: list[Worker] = []
-        self._waiting: deque[asyncio.Future[Worker]] = deque()
+        self._waiting: deque[Exchange] = deque()
         self._all: set[Worker] = set()
         """Until they are reaped."""
         self._starts: set[asyncio.Task[None]] = set()
@@ -164,19 +230,34 @@ class Pool:
             raise
         self._fill()
 
+    def begin(self, message: Message, timeout_s: float, heard: Heard) -> Exchange:
+        """Have a worker asked. `timeout_s` counts from the moment when it has the request."""
+        exchange = Exchange(encode(message), timeout_s, heard)
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.is_dead:
+                worker.begin(exchange)
+                return exchange
+        self._waiting.append(exchange)
+        self._fill()
+        return exchange
+
     async def call(self, message: Message, timeout_s: float) -> Message:
-        """`timeout_s` counts from the moment when a worker has the call.
+        """The same for one reply that somebody awaits; when cancelled, its worker is killed.
 
         Raises: TimeoutError and WorkerDied, the worker being dead then; DriverMissing if none can be started.
         """
-        worker = await self._take()
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        exchange = self.begin(message, timeout_s, lambda reply: _settle(answer, reply))
         try:
-            return await worker.call(message, timeout_s)
+            return await answer
         finally:
-            if worker.is_dead:
-                self._fill()
-            else:
-                self._give(worker)
+            if exchange.worker is not None:
+                worker = exchange.worker
+                worker.kill()
+                self._give_back(worker)
+            elif exchange in self._waiting:
+                self._waiting.remove(exchange)
 
     async def close(self) -> None:
         self._is_closing = True
@@ -194,38 +275,25 @@ class Pool:
         except TimeoutError:
             log.warning("a driver worker hangs in the kernel and outlives the agent: %s", sorted(self.pids))
 
-    async def _take(self) -> Worker:
-        while self._idle:
-            worker = self._idle.pop()
-            if not worker.is_dead:
-                return worker
-        place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        self._fill()
-        try:
-            return await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and place.exception() is None:
-                self._give(place.result())  # it came too late
-            raise
+    def _give_back(self, worker: Worker) -> None:
+        if worker.is_dead:
+            self._fill()
+        else:
+            self._give(worker)
 
     def _give(self, worker: Worker) -> None:
         """Hand a worker to the call that has waited longest, or keep it."""
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(worker)
-                return
-        if len(self._idle) < self._warm + SPARE:
+        if self._waiting:
+            worker.begin(self._waiting.popleft())
+        elif len(self._idle) < self._warm + SPARE:
             self._idle.append(worker)
         else:
             worker.kill()
 
     def _fill(self) -> None:
         """Start, off the callers' path, what is missing of the warm workers, or one for each call that waits."""
-        waiting = sum(not place.done() for place in self._waiting)
         ready = sum(not worker.is_dead for worker in self._all)
-        wanted = max(self._warm - ready, waiting) - len(self._starts)
+        wanted = max(self._warm - ready, len(self._waiting)) - len(self._starts)
         for _ in range(0 if self._is_closing else wanted):
             task = asyncio.get_running_loop().create_task(self._add(), name="driver worker start")
             self._starts.add(task)
@@ -236,21 +304,32 @@ class Pool:
             self._give(await self._start())
         except DriverMissing as error:
             log.error("no new driver worker: %s", error)
-            while self._waiting:
-                place = self._waiting.popleft()
-                if not place.done():
-                    place.set_exception(error)
-                    break
+            if self._waiting:
+                self._waiting.popleft().heard(error)
 
     async def _start(self) -> Worker:
-        worker = Worker(self._command, self._all.discard)
+        worker = Worker(self._command, self._give_back, self._all.discard)
         self._all.add(worker)
+        heard: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        worker.begin(Exchange(None, WORKER_START_S, lambda reply: _settle(heard, reply)))
         try:
-            word = await worker.call(None, WORKER_START_S)
+            word = await heard
         except (WorkerDied, TimeoutError) as error:
             raise DriverMissing(f"the driver worker did not start: {error or 'no answer'}") from error
+        except asyncio.CancelledError:
+            worker.kill()
+            raise
         if "missing" in word:
             worker.kill()
             raise DriverMissing(str(word["missing"]))
         self.first_word = word["ready"]
         return worker
+
+
+def _settle(answer: asyncio.Future[Message], reply: Message | Exception) -> None:
+    if answer.done():
+        return
+    if isinstance(reply, Exception):
+        answer.set_exception(reply)
+    else:
+        answer.set_result(reply)

@@ -1,8 +1,12 @@
-"""Messages between the agent and its driver workers: JSON, one message per packet of a SOCK_SEQPACKET socket pair."""
+"""Messages between the agent and its driver workers: one per packet of a SOCK_SEQPACKET socket pair.
+
+In Python's own marshal format, which takes a tenth of JSON's time: both ends are the same interpreter, and nobody else
+holds an end.
+"""
 
 from __future__ import annotations
 
-import json
+import marshal
 import socket
 from typing import Any
 
@@ -10,17 +14,24 @@ MAX_BYTES = 1 << 18
 """A message with the states of 5,000 processes is a quarter of this."""
 
 Message = dict[str, Any]
+"""Made of dicts, lists, tuples, str, numbers, bools and None; no subclass of one of these, such as an enum."""
+
+STOP: Message = {"stop": True}
+"""To a worker: do not go on to the next step. One that is on its last step, or has no request, ignores it."""
 
 
 def encode(message: Message) -> bytes:
-    data = json.dumps(message, separators=(",", ":")).encode()
+    data = marshal.dumps(message)
     if len(data) > MAX_BYTES:
         raise ValueError(f"a driver message of {len(data)} bytes; {MAX_BYTES} are allowed")
     return data
 
 
 def decode(data: bytes) -> Message:
-    message = json.loads(data)
+    try:
+        message = marshal.loads(data)
+    except (EOFError, TypeError, ValueError) as error:
+        raise ValueError(f"not a driver message: {data[:64]!r}") from error
     if not isinstance(message, dict):
         raise ValueError(f"not a driver message: {data[:64]!r}")
     return message

@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from snapshot_agent_server.driver.interface import margin_bytes
-from snapshot_agent_server.driver.wire import MAX_BYTES, Message, decode, encode
+from snapshot_agent_server.core.ids import ProcessId
+from snapshot_agent_server.driver.margin import margin_bytes
+from snapshot_agent_server.driver.wire import MAX_BYTES, STOP, Message, decode, encode
+from snapshot_agent_server.processes import proc
 
 PR_SET_PDEATHSIG = 1
 
@@ -132,15 +134,42 @@ def serve(channel: socket.socket) -> None:
     }
     while data := channel.recv(MAX_BYTES):
         request = decode(data)
-        start = time.monotonic_ns()
-        try:
-            reply = named[request["call"]](**request["args"])
-        except DriverRefused as error:
-            reply = {"refused": [error.code, error.name]}
-        except Exception as error:  # NVML's errors among them; the agent retries them like any flake
-            reply = {"refused": [-1, f"{type(error).__name__}: {error}"[:500]]}
-        reply.setdefault("took_us", (time.monotonic_ns() - start) // 1000)
+        if request == STOP:
+            continue  # it came when there was no further step any more
+        reply = _made(named, request)
+        for step in request.get("then", ()):
+            if "refused" in reply or "short" in reply or not _may_begin(step, channel):
+                break
+            channel.send(encode({**reply, "goes_on": True}))
+            reply = _made(named, step)
         channel.send(encode(reply))
+
+
+def _made(named: dict[str, Callable[..., Message]], step: Message) -> Message:
+    start = time.monotonic_ns()
+    try:
+        reply = named[step["call"]](*step["args"])
+    except DriverRefused as error:
+        reply = {"refused": [error.code, error.name]}
+    except Exception as error:  # NVML's errors among them; the agent retries them like any flake
+        reply = {"refused": [-1, f"{type(error).__name__}: {error}"[:500]]}
+    reply.setdefault("took_us", (time.monotonic_ns() - start) // 1000)
+    return reply
+
+
+def _may_begin(step: Message, channel: socket.socket) -> bool:
+    """Whether a further step may begin: it is not too late, its process can be asked, and the agent has not said stop.
+
+    All that it says while a request is under way is stop.
+    """
+    process = ProcessId(step["args"][0], step["start_time"])
+    if time.monotonic() >= step["not_after"] or not proc.can_be_asked(process):
+        return False
+    try:
+        channel.recv(MAX_BYTES, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -68,6 +68,12 @@ def is_same(process: ProcessId, proc: Path = Path("/proc")) -> bool:
     return found is not None and found.id == process and not found.has_ended
 
 
+def can_be_asked(process: ProcessId, proc: Path = Path("/proc")) -> bool:
+    """It lives, is that one, and is not stopped: a driver call to it does not hang for that."""
+    found = facts(process.pid, proc)
+    return found is not None and found.id == process and not found.has_ended and not found.stopped
+
+
 def boot_id(proc: Path = Path("/proc")) -> str:
     return (proc / "sys/kernel/random/boot_id").read_text().strip()
 
@@ -78,9 +84,15 @@ def is_frozen(pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/f
     Source: cgroup v2, cgroup.events; cgroup v1, freezer.state. No such file: not frozen.
     """
     try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        fd = os.open(f"{proc}/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return False
+    try:
+        lines = os.read(fd, 1 << 16).decode(errors="surrogateescape").splitlines()
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "" and _contains(f"{cgroups}{path}/cgroup.events", "frozen 1"):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 
 SCHEMA = 1
 
 Statement = tuple[str, tuple[object, ...]]
+_Commit = tuple[Sequence[Statement], Callable[[BaseException | None], None], asyncio.AbstractEventLoop]
 
 
 class StoreError(Exception):
@@ -40,7 +43,10 @@ class Store:
         except BaseException:
             os.close(self._lock_fd)
             raise
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._wanted: SimpleQueue[_Commit | None] = SimpleQueue()
+        # A daemon: a program that ends without `close` loses what nobody was told is written.
+        self._thread = threading.Thread(target=self._serve, name="store", daemon=True)
+        self._thread.start()
 
     def _prepare(self, path: Path) -> None:
         # Looked at before anything is written: a file of a newer version, or one that is not ours, stays as it is.
@@ -66,14 +72,31 @@ class Store:
         """For start-up, before the first commit."""
         return self._db.execute(query).fetchall()
 
-    def commit(self, statements: Sequence[Statement]) -> asyncio.Future[None]:
-        """All or nothing, starting now; when done it is on disk. sqlite3.Error: nothing was changed."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._commit, statements)
+    def write(self, statements: Sequence[Statement]) -> None:
+        """For start-up, before the first commit: done when it returns."""
+        self._commit(statements)
+
+    def commit(self, statements: Sequence[Statement], written: Callable[[BaseException | None], None]) -> None:
+        """All or nothing, starting now. `written` is called from the loop when it is on disk (None), or when it is not
+        and nothing was changed: sqlite3.Error, or a bug."""
+        self._wanted.put((statements, written, asyncio.get_running_loop()))
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self._wanted.put(None)
+        self._thread.join()
         self._db.close()
         os.close(self._lock_fd)
+
+    def _serve(self) -> None:
+        while (wanted := self._wanted.get()) is not None:
+            statements, written, loop = wanted
+            error: BaseException | None = None
+            try:
+                self._commit(statements)
+            except BaseException as failure:  # it is for the loop to say what becomes of it
+                error = failure
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it any more
+                loop.call_soon_threadsafe(written, error)
 
     def _commit(self, statements: Sequence[Statement]) -> None:
         self._db.execute("begin immediate")

@@ -31,7 +31,6 @@ class RecordWriter:
         self._is_held_written = False
         self._is_failing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._turn: asyncio.Handle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._broken: asyncio.Future[None] | None = None
@@ -42,18 +41,16 @@ class RecordWriter:
         return bool(self._held) or self._is_held_written
 
     def add(self, records: Sequence[Record], held: Sequence[Effect], is_lazy: bool) -> None:
-        """Write records (they are copied now), soon or with all else of this turn, then let `held` be performed."""
+        """Write records (they are copied now), at once or soon, then let `held` be performed."""
         self._statements += [to_statement(record) for record in records]
         self._held += held
         self._idle.clear()
         if self._is_writing:
             return
-        if is_lazy:
-            if self._timer is None and self._turn is None:
-                self._timer = asyncio.get_running_loop().call_later(LAZY_S, self._begin)
-        elif self._turn is None:
-            # A snapshot and the restore that came along ask in the same turn: one fsync for both.
-            self._turn = asyncio.get_running_loop().call_soon(self._begin)
+        if not is_lazy:
+            self._begin()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LAZY_S, self._begin)
 
     async def idle(self) -> None:
         await self._idle.wait()
@@ -68,10 +65,9 @@ class RecordWriter:
             self._broken.set_exception(error)
 
     def _begin(self) -> None:
-        for due in (self._timer, self._turn):
-            if due is not None:
-                due.cancel()
-        self._timer = self._turn = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         statements, self._statements = self._statements, []
         held, self._held = self._held, []
         self._is_writing = True
@@ -79,19 +75,17 @@ class RecordWriter:
         self._submit(statements, held)
 
     def _submit(self, statements: list[Statement], held: list[Effect]) -> None:
-        writing = self._store.commit(statements)
-        writing.add_done_callback(lambda done: self._written(done, statements, held))
+        self._store.commit(statements, lambda error: self._written(error, statements, held))
 
-    def _written(self, done: asyncio.Future[None], statements: list[Statement], held: list[Effect]) -> None:
-        error = None if done.cancelled() else done.exception()
+    def _written(self, error: BaseException | None, statements: list[Statement], held: list[Effect]) -> None:
         if isinstance(error, sqlite3.Error):
             if not self._is_failing:
                 self._is_failing = True
                 logs.transition(log, logging.ERROR, f"the state folder takes no records: {error}; trying on")
             asyncio.get_running_loop().call_later(RETRY_S, self._submit, statements, held)
             return
-        if error is not None or done.cancelled():
-            self._break(error or RuntimeError("a write was cancelled"))
+        if error is not None:
+            self._break(error)
             return
         if self._is_failing:
             self._is_failing = False

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def operation(name: str, phase: Phase) -> Operation:
     return made
 
 
-async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
+def test_all_of_it_is_read_back(tmp_path: Path) -> None:
     store = Store(tmp_path)
     ended, running = operation("ended", Phase.ENDED), operation("running", Phase.ROLLBACK)
     records = [
@@ -113,7 +114,7 @@ async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
         RecordOperation(running),
         RecordOperation(ended),
     ]
-    await store.commit([*boot_statements("boot"), *(to_statement(record) for record in records)])
+    store.write([*boot_statements("boot"), *(to_statement(record) for record in records)])
     store.close()
     store = Store(tmp_path)
     memory = read_memory(store, "boot")
@@ -127,11 +128,11 @@ async def test_all_of_it_is_read_back(tmp_path: Path) -> None:
     assert list(memory.trees) == [(KEY, TREE), (KEY, replace(TREE, root=ProcessId(6, 60), keeper=None))]
 
 
-async def test_after_a_reboot_processes_are_forgotten_and_operations_gone(tmp_path: Path) -> None:
+def test_after_a_reboot_processes_are_forgotten_and_operations_gone(tmp_path: Path) -> None:
     store = Store(tmp_path)
     records = [RecordFence(GroupId("g"), 7), RecordProcess(ProcessId(5, 50), KEY, {}, {})]
     records += [RecordWorkload(WORKLOAD), RecordOperation(operation("running", Phase.FORWARD))]
-    await store.commit([*boot_statements("boot"), *(to_statement(record) for record in records)])
+    store.write([*boot_statements("boot"), *(to_statement(record) for record in records)])
     memory = read_memory(store, "another boot")
     assert memory.tokens == {"g": 7}
     assert not memory.processes
@@ -196,15 +197,27 @@ class BrokenStore:
         self.tried = asyncio.Event()
         self.written = 0
 
-    def commit(self, statements: list[object]) -> asyncio.Future[None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self.is_full:
-            done.set_exception(sqlite3.OperationalError("database or disk is full"))
-        else:
+    def commit(self, statements: list[object], written: Callable[[BaseException | None], None]) -> None:
+        error = sqlite3.OperationalError("database or disk is full") if self.is_full else None
+        if error is None:
             self.written += len(statements)
-            done.set_result(None)
+        asyncio.get_running_loop().call_soon(written, error)
         self.tried.set()
-        return done
+
+
+async def test_a_commit_is_on_disk_when_it_is_said_so_and_all_or_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    said: asyncio.Queue[BaseException | None] = asyncio.Queue()
+    fence = to_statement(RecordFence(GroupId("g"), 7))
+    store.commit([fence], said.put_nowait)
+    store.commit([to_statement(RecordFence(GroupId("h"), 8)), ("insert into nowhere values (1)", ())], said.put_nowait)
+    async with asyncio.timeout(5.0):
+        assert await said.get() is None
+        assert isinstance(await said.get(), sqlite3.Error)
+    other = sqlite3.connect(tmp_path / "agent.db")
+    assert other.execute("select group_id, token from fences").fetchall() == [("g", 7)]
+    other.close()
+    store.close()
 
 
 async def test_what_needs_a_record_waits_for_a_full_disk_and_goes_on_after(monkeypatch: pytest.MonkeyPatch) -> None:
