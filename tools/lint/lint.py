@@ -20,6 +20,7 @@ IMPORT_ROOTS = [
     "examples",
     "proto/orchestrator_py",
     "proto/snapshot_agent_py",
+    "tools/kind",
     "tools/oci",
 ]
 """Where first-party imports start, relative to the repository."""
@@ -32,6 +33,7 @@ TYPED_PACKAGES = {
         "deploy/timeslice_deploy",
         "examples/timeslice_demo",
         "benchmarks/timeslice_benchmarks",
+        "tools/kind/timeslice_kind",
         "tools/oci/oci_images",
     ],
 }

@@ -1,0 +1,73 @@
+"""What kind and podman are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from timeslice_kind.config import cluster_config
+from timeslice_kind.errors import KindError
+from timeslice_kind.lab import Lab, podman_settings
+from timeslice_kind.node_image import PAUSE, NodeImage, Versions, codename, versions
+
+IMAGE = NodeImage("localhost/node:v1", Path("/cache/node-image-1/store"), Versions("v1.37.2", "3.6.16", "v1.14.6"))
+
+
+def test_docker_gets_kinds_own_image_and_defaults() -> None:
+    assert cluster_config("dev", 2, None) == {
+        "kind": "Cluster",
+        "apiVersion": "kind.x-k8s.io/v1alpha4",
+        "name": "dev",
+        "nodes": [{"role": "control-plane"}, {"role": "worker"}, {"role": "worker"}],
+    }
+
+
+def test_podman_gets_our_image_on_each_node_and_what_it_lacks_is_turned_off() -> None:
+    config = cluster_config("dev", 1, IMAGE)
+    assert config["nodes"] == [{"role": role, "image": IMAGE.ref} for role in ("control-plane", "worker")]
+    assert config["networking"] == {"disableDefaultCNI": True, "kubeProxyMode": "nftables"}
+    patches = {patch["kind"]: patch for patch in map(json.loads, config["kubeadmConfigPatches"])}
+    assert patches["ClusterConfiguration"]["imageRepository"] == "localhost"
+    assert patches["ClusterConfiguration"]["etcd"]["local"]["imageTag"] == "3.6.16"
+    assert patches["ClusterConfiguration"]["dns"] == {"imageTag": "v1.14.6"}
+    assert patches["KubeletConfiguration"] == {
+        "kind": "KubeletConfiguration",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": "/",
+        "failCgroupV1": False,
+        "resolvConf": "/kind/resolv.conf",
+    }
+
+
+def test_versions_come_from_the_go_modules() -> None:
+    told = versions(Path("tools/kind/go"))
+    assert told.kubernetes.startswith("v1.")
+    assert not told.etcd.startswith("v"), "kubeadm's tag of etcd has no v"
+    assert told.coredns.startswith("v")
+
+
+def test_containerd_is_told_the_pause_image_that_nodes_have() -> None:
+    assert f"sandbox = '{PAUSE}'" in Path("tools/kind/node/containerd.toml").read_text()
+
+
+def test_podman_writes_into_the_labs_folder_alone_and_pulls_nothing() -> None:
+    settings = podman_settings(Path("/labs/dev"), IMAGE.store, 1024)
+    assert 'pull_policy = "never"' in settings["containers.conf"]
+    assert f'additionalimagestores = ["{IMAGE.store}"]' in settings["storage.conf"]
+    places = [line.split(" = ")[1] for text in settings.values() for line in text.splitlines() if '= "/' in line]
+    assert len(places) == 5
+    assert all(place.startswith('"/labs/dev/') for place in places)
+
+
+def test_commands_inside_find_our_programs_first() -> None:
+    env = Lab(Path("/labs/dev")).env({"PATH": "/usr/bin", "HOME": "/root"})
+    assert env["PATH"].split(":")[:2] == ["/labs/dev/bin", "/usr/bin"]
+    assert (env["KUBECONFIG"], env["HOME"]) == ("/labs/dev/kubeconfig", "/root")
+
+
+def test_codename_of_the_machine() -> None:
+    assert codename('NAME="Debian GNU/Linux"\nVERSION_CODENAME=bookworm\n') == "bookworm"
+    with pytest.raises(KindError, match="Debian"):
+        codename("NAME=Arch\n")
