@@ -44,7 +44,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="//images:load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--name", default="kind", metavar="CLUSTER", help="kind's name for the cluster (default: kind)")
+    parser.add_argument(
+        "--name", default="timeslice", metavar="CLUSTER", help="kind's name for the cluster (default: %(default)s)"
+    )
     parser.add_argument("--nodes", metavar="NODE,...", help="only these nodes")
     parser.add_argument("--kind", metavar="PROGRAM", help="kind itself; else that on PATH, else the one of tools/kind")
     add_choice(parser, images)
