@@ -44,7 +44,7 @@ PACKAGES = [
     Package(
         "components/snapshot-agent/snapshot_agent_server",
         frozenset(PROTOS),
-        ("api", "backends", "processes", "driver", "store"),
+        ("api", "backends", "processes", "driver", "store", "kubernetes"),
         # A backend is made of the driver's calls and of what /proc says of the targets; a driver's worker looks there
         # between two calls.
         (("backends", "driver"), ("backends", "processes"), ("driver", "processes")),

@@ -18,6 +18,9 @@ from snapshot_agent_server.core.settings import CoreSettings
 MAX_UNIX_PATH = 100
 """Bytes; the kernel allows 107."""
 MIB = 1 << 20
+ROLLING_UPDATE_S = 60.0
+"""Longer than the agent before this one may take to end (Kubernetes' grace of 30 s, and what the kubelet needs
+besides), shorter than the start-up probe's patience: beside a second agent that stays the pod fails, and says why."""
 
 
 class ConfigError(Exception):
@@ -38,6 +41,8 @@ class AgentConfig:
     """"HOST:PORT" of a plain listener with nothing but the health service, for probes."""
     insecure_listen: bool = False
     """Whether other machines may call where nobody's identity is checked."""
+    kubernetes: bool = False
+    """Groups and the processes of jobs are what the API server says of the node."""
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """(name, accelerators by index or UUID). Empty: each accelerator is a group, gpu0, gpu1, ..."""
     allow_unfenced: bool = False
@@ -47,6 +52,8 @@ class AgentConfig:
     rollback_timeout_s: float = 30.0
     sample_interval_s: float = 0.25
     """NVML pushes no new contexts: this often they are looked for. An intruder is to be locked within 500 ms."""
+    patience_s: float = 0.0
+    """Time for another agent of the node to end, before this one refuses to start."""
     close_grace_s: float = 20.0
     """Time for operations under way at SIGTERM: below Kubernetes' usual 30 s."""
     workers: int = 4
@@ -84,11 +91,14 @@ class AgentConfig:
             raise ConfigError(f"--workers must be from 1 to 64, not {self.workers}")
         if not self.node:
             raise ConfigError("--node must not be empty; set it, or TIMESLICE_NODE")
+        if self.kubernetes and self.groups:
+            raise ConfigError("--group does not go with --kubernetes: in a cluster TimeSliceGroups say the groups")
 
     def core_settings(self, devices: Sequence[DeviceSample]) -> CoreSettings:
         """With the groups' accelerators as they are on this node. Raises: ConfigError."""
         return CoreSettings(
-            groups=resolve_groups(self.groups, devices),
+            groups={} if self.kubernetes else resolve_groups(self.groups, devices),
+            is_in_cluster=self.kubernetes,
             operation_timeout_s=self.operation_timeout_s,
             lock_timeout_s=self.lock_timeout_s,
             rollback_timeout_s=self.rollback_timeout_s,
@@ -223,6 +233,12 @@ def from_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> AgentCon
         type=Path,
         help="folder of agent.db (default: TIMESLICE_STATE_DIR, else XDG_STATE_HOME/timeslice)",
     )
+    parser.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="take groups (TimeSliceGroups) and the processes of jobs (pods with the label timeslice.io/job-id) from"
+        " the API server; needs TIMESLICE_NODE, and the host's PID namespace",
+    )
     parser.add_argument("--allow-unfenced", action="store_true", help="take calls without tokens also after one with")
     parser.add_argument(
         "--restore-margin-mib",
@@ -245,6 +261,8 @@ def from_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> AgentCon
     parser.add_argument("--workers", type=int, default=4, help="driver workers that are kept warm (default: 4)")
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     given = parser.parse_args(arguments)
+    if given.kubernetes and not (given.node or env.get("TIMESLICE_NODE")):
+        raise ConfigError("--kubernetes needs the Node's name; set TIMESLICE_NODE (downward API: spec.nodeName)")
     return AgentConfig(
         node=given.node if given.node is not None else env.get("TIMESLICE_NODE") or socket.gethostname(),
         listen=tuple(given.listen or [f"unix:{runtime_dir(env) / 'agent.sock'}"]),
@@ -253,6 +271,8 @@ def from_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> AgentCon
         orders_from=given.orders_from,
         health=given.health,
         insecure_listen=given.insecure_listen,
+        kubernetes=given.kubernetes,
+        patience_s=ROLLING_UPDATE_S if given.kubernetes else 0.0,
         groups=tuple(_group(text) for text in given.group),
         allow_unfenced=given.allow_unfenced,
         restore_margin_mib=given.restore_margin_mib,

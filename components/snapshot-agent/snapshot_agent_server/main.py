@@ -12,8 +12,9 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -24,14 +25,22 @@ from snapshot_agent_server import logs
 from snapshot_agent_server.api.credentials import BadCredentials, Credentials, load
 from snapshot_agent_server.api.orders import OrdersFromOne
 from snapshot_agent_server.api.service import SnapshotAgentService
+from snapshot_agent_server.cluster_link import API_PATIENCE_S, connected
 from snapshot_agent_server.config import AgentConfig, ConfigError, from_arguments
 from snapshot_agent_server.driver.cuda_driver import CudaDriver
 from snapshot_agent_server.driver.interface import DriverMissing
 from snapshot_agent_server.driver.pool import Pool
 from snapshot_agent_server.shell import AgentShell
-from snapshot_agent_server.store.sqlite import Store, StoreError
+from snapshot_agent_server.store import lock
+from snapshot_agent_server.store.lock import StoreError
+from snapshot_agent_server.store.sqlite import Store
+
+if TYPE_CHECKING:
+    from snapshot_agent_server.kubernetes.cluster import Cluster
 
 log = logging.getLogger("snapshot_agent")
+
+T = TypeVar("T")
 
 SERVICE = "snapshot_agent.v1alpha1.SnapshotAgentService"
 SERVER_OPTIONS = (
@@ -74,12 +83,15 @@ async def serve(config: AgentConfig, credentials: Credentials | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    store = Store(config.state_dir)
+    taken = await _unless_stopped(stop, lock.take_over(config.state_dir, config.patience_s), "state folder")
+    if taken is None:
+        return
+    store = Store(config.state_dir, taken)
     logs.transition(log, logging.INFO, "snapshot agent starts", node=config.node, pid=os.getpid())
     _warn_before_expiry(credentials)
     driver = CudaDriver(Pool(config.workers))
     try:
-        if not await _start_driver(driver, stop):
+        if await _unless_stopped(stop, _start_driver(driver), "driver start") is None:
             return
         settings = config.core_settings(driver.devices())
         shell = AgentShell(
@@ -90,25 +102,30 @@ async def serve(config: AgentConfig, credentials: Credentials | None) -> None:
             sample_interval_s=config.sample_interval_s,
             own_pids=lambda: driver.own_pids,
         )
-        groups = {str(group): [str(member) for member in members] for group, members in settings.groups.items()}
-        await _serve(config, credentials, shell, stop, groups)
+        async with connected(config, driver.devices(), shell.told) as cluster:
+            await _serve(config, credentials, shell, stop, cluster)
     finally:
         await driver.close()
         store.close()
 
 
-async def _start_driver(driver: CudaDriver, stop: asyncio.Event) -> bool:
-    """False: told to stop before the driver answered. Raises: DriverMissing."""
-    starting = asyncio.create_task(driver.start(), name="driver start")
+async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T], name: str) -> T | None:
+    """The result; None: told to stop before there was one. Raises what the work raises."""
+    working = asyncio.create_task(work, name=name)
     stopping = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait((starting,))
-        return False
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.wait((working,))
+    return None
+
+
+async def _start_driver(driver: CudaDriver) -> bool:
+    """True, always. Raises: DriverMissing."""
     try:
-        starting.result()
+        await driver.start()
         return True
     except DriverMissing as error:
         what = " ".join(str(error).split())
@@ -123,7 +140,7 @@ async def _serve(
     credentials: Credentials | None,
     shell: AgentShell,
     stop: asyncio.Event,
-    groups: dict[str, list[str]],
+    cluster: Cluster | None,
 ) -> None:
     service = SnapshotAgentService(shell) if config.orders_from is None else OrdersFromOne(shell, config.orders_from)
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -134,12 +151,13 @@ async def _serve(
     probed = grpc.aio.server(options=SERVER_OPTIONS)
     health_pb2_grpc.add_HealthServicer_to_server(health, probed)
     health_address = None if config.health is None else _listen(probed, config.health, None, "--health")
-    running = asyncio.create_task(shell.run(), name="agent")
-    starting = asyncio.create_task(shell.started(), name="agent start")
+    running = asyncio.create_task(_run(shell, cluster), name="agent")
+    starting = asyncio.create_task(_started(shell, cluster), name="agent start")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await asyncio.wait((running, starting), return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
+        await asyncio.wait((running, starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done() and not running.done():
+            starting.result()
             _spare_the_collector()
             await server.start()
             await probed.start()
@@ -152,11 +170,11 @@ async def _serve(
                 listen=addresses,
                 health=health_address,
                 node=config.node,
-                groups=groups,
+                groups={str(group): list(map(str, members)) for group, members in shell.groups().items()},
                 pid=os.getpid(),
             )
             await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
+        if starting.done() and not running.done():
             logs.transition(log, logging.INFO, "snapshot agent stops")
             await health.enter_graceful_shutdown()
             await shell.close(config.close_grace_s)
@@ -170,6 +188,23 @@ async def _serve(
         _remove_sockets(config.listen)
     if not running.cancelled():
         running.result()  # a loop of the shell failed: say so, and end
+
+
+async def _run(shell: AgentShell, cluster: Cluster | None) -> None:
+    """If one ends, both do."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(shell.run(), name="node")
+        if cluster is not None:
+            await shell.started()
+            tasks.create_task(cluster.run(), name="cluster")
+
+
+async def _started(shell: AgentShell, cluster: Cluster | None) -> None:
+    """All is known that can be known: who asks now is told no less than later."""
+    await shell.started()
+    if cluster is not None:
+        await cluster.first_word(API_PATIENCE_S if shell.has_record else None)
+        await shell.look_into_pods()
 
 
 def _spare_the_collector() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,16 +58,18 @@ from snapshot_agent_server.core.events import (
     CommandAnswered,
     EpochSeen,
     Event,
+    GroupsChanged,
     KillRequested,
     MembersListed,
     ObservedProcess,
+    PodsChanged,
     ProcessEnded,
     Registered,
     Requested,
     Sampled,
     Woken,
 )
-from snapshot_agent_server.core.ids import GroupId, OperationId
+from snapshot_agent_server.core.ids import AcceleratorId, GroupId, OperationId
 from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Status
 from snapshot_agent_server.core.outcomes import Outcome
@@ -133,6 +135,7 @@ class AgentShell:
         self._is_sampling_broken = False
         self._channels = Channels()
         self._is_over = False
+        self._has_record = False
 
     # -- life
 
@@ -140,6 +143,7 @@ class AgentShell:
         """Take up what an earlier agent left, then serve. If one loop fails, all stop."""
         memory = self._observer.with_members(read_memory(self._store, proc.boot_id()))
         self._observer.name_pods(memory)
+        self._has_record = memory.groups is not None
         self._store.write(boot_statements(proc.boot_id()))
         await self._observer.ask_states(memory, self._settings.state_timeout_s, self._clock)
         try:
@@ -158,6 +162,11 @@ class AgentShell:
             for timer in (self._timer, self._sample_timer):
                 if timer is not None:
                     timer.cancel()
+
+    @property
+    def has_record(self) -> bool:
+        """An earlier agent has left what the cluster had told it. Once started."""
+        return self._has_record
 
     async def started(self) -> None:
         await self._is_started.wait()
@@ -219,7 +228,12 @@ class AgentShell:
         accepted, _ = await self._ask(event)
         return accepted
 
-    def groups(self) -> Collection[GroupId]:
+    def told(self, event: PodsChanged | GroupsChanged) -> None:
+        """The cluster says something new of this node."""
+        if not self._is_over:
+            self.post(event)
+
+    def groups(self) -> Mapping[GroupId, Sequence[AcceleratorId]]:
         return self._node.registry.groups.present
 
     def open_channel(self) -> Channel:

@@ -117,9 +117,10 @@ class Node:
         self.fences.tokens.update(memory.tokens)
         self.admission.turns.update(memory.turns)
         effects: list[Effect] = []
-        self.registry.pods.change(memory.pods, (), ())
-        if memory.groups is not None and not self._settings.groups:
-            self.registry.groups.change(memory.groups, ())
+        if self._settings.is_in_cluster:
+            self.registry.pods.change(memory.pods, (), ())
+            if memory.groups is not None:
+                self.registry.groups.change(memory.groups, ())
         for key, record in memory.processes:
             record.left_as = record.state
             record.suspect_until = now + self._settings.suspect_s  # calls of the earlier agent may take effect yet

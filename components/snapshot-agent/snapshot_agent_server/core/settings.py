@@ -14,6 +14,8 @@ class CoreSettings:
 
     groups: Mapping[GroupId, tuple[AcceleratorId, ...]]
     """Which accelerators belong together, at the start; in a cluster that changes. One is in at most one group."""
+    is_in_cluster: bool = False
+    """Pods and groups are told while the agent runs; those on record are taken up."""
     operation_timeout_s: float = 120.0
     """Deadline of a snapshot or restore that states none: 80 GB at the 2 GB/s that were measured, with room to spare
     for what is usual, not for the slowest."""

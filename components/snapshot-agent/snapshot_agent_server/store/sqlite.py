@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import sqlite3
 import threading
@@ -12,24 +11,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
+from snapshot_agent_server.store import lock
+from snapshot_agent_server.store.lock import StoreError
+
 SCHEMA = 1
 
 Statement = tuple[str, tuple[object, ...]]
 _Commit = tuple[Sequence[Statement], Callable[[BaseException | None], None], asyncio.AbstractEventLoop]
 
 
-class StoreError(Exception):
-    """The folder or the file cannot be used. The text says what to do."""
-
-
 class Store:
-    """Opens (and makes) DIR/agent.db and holds DIR/agent.lock, so that no second agent uses it.
+    """Opens (and makes) DIR/agent.db, and holds the folder's lock until it is closed.
 
-    Raises: StoreError.
+    Raises: StoreError; the lock is free then.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._lock_fd = _lock(folder)
+    def __init__(self, folder: Path, lock_fd: int | None = None) -> None:
+        """`lock_fd`: the lock, if it was taken before; it belongs to the store from now on."""
+        self._lock_fd = lock.take(folder) if lock_fd is None else lock_fd
         path = folder / "agent.db"
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -126,25 +125,3 @@ _TABLES = (
     # Each record of an operation asks for the highest sequence, of up to 10,000.
     "create index if not exists operations_by_sequence on operations (sequence)",
 )
-
-
-def _lock(folder: Path) -> int:
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError(
-            f"the state folder {folder} cannot be written ({error.strerror}); choose another with --state-dir"
-        ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        other = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise StoreError(
-            f"another snapshot agent (process {other}) uses the state folder {folder}; stop it, or choose another"
-            " with --state-dir"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd

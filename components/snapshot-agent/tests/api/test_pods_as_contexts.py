@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+
+import pytest
 
 from node_under_test import GPU1, MIB, FakeNode
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server.core.outcomes import DriverState
+
+
+@pytest.fixture
+def node(make_node: Callable[..., FakeNode]) -> FakeNode:
+    return make_node(is_in_cluster=True)
 
 
 def states(node: FakeNode, *pids: int) -> set[DriverState]:

@@ -185,6 +185,7 @@ class World:
         self.now = 1000.0
         self.settings = CoreSettings(
             groups={group: (gpu,) for group, gpu in GPU.items()} if has_fixed_groups else {},
+            is_in_cluster=True,
             **settings,  # type: ignore[arg-type]
         )
         self.incarnations = 0

@@ -42,8 +42,9 @@ from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.core.workloads import Command, Workload, WorkloadState
+from snapshot_agent_server.store.lock import StoreError
 from snapshot_agent_server.store.records import boot_statements, read_memory, to_statement
-from snapshot_agent_server.store.sqlite import SCHEMA, Store, StoreError
+from snapshot_agent_server.store.sqlite import SCHEMA, Store
 from snapshot_agent_server.store.writer import RecordWriter
 
 KEY = ContextKey(JobId("a"), GroupId("g"))
