@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from timeslice_kind.config import cluster_config
 from timeslice_kind.errors import KindError
-from timeslice_kind.lab import Lab, podman_settings
+from timeslice_kind.lab import Lab, podman_settings, write_programs
 from timeslice_kind.node_image import PAUSE, NodeImage, Versions, codename, versions
 
 IMAGE = NodeImage("localhost/node:v1", Path("/cache/node-image-1/store"), Versions("v1.37.2", "3.6.16", "v1.14.6"))
@@ -71,3 +72,27 @@ def test_codename_of_the_machine() -> None:
     assert codename('NAME="Debian GNU/Linux"\nVERSION_CODENAME=bookworm\n') == "bookworm"
     with pytest.raises(KindError, match="Debian"):
         codename("NAME=Arch\n")
+
+
+def test_programs_of_a_cluster_find_it_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tmp_path / "real kubectl"
+    real.write_text('#!/bin/sh\necho "$KUBECONFIG|$PWD|$*|$PATH"\n')
+    real.chmod(0o755)
+    programs = tmp_path / "a lab" / "bin"
+    write_programs(programs, tmp_path / "a lab" / "kubeconfig", {"kubectl": real}, None)
+    monkeypatch.chdir(tmp_path)
+    said = subprocess.run(
+        [programs / "kubectl", "get", "a b"],
+        env={"PATH": f"{programs}:/usr/bin:/bin"}, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert said == f"{tmp_path}/a lab/kubeconfig|{tmp_path}|get a b|/usr/bin:/bin:/usr/sbin:/sbin\n"
+
+
+def test_programs_of_a_lab_enter_its_namespaces(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    write_programs(lab.programs, lab.kubeconfig, {"kind": Path("/b/kind"), "kubectl": Path("/b/kubectl")}, lab)
+    last = {path.name: path.read_text().splitlines()[-1] for path in lab.programs.iterdir()}
+    assert last.keys() == {"kind", "kubectl", "podman"}
+    assert all(f"--net={tmp_path}/net" in line for line in last.values())
+    assert {name for name, line in last.items() if f"--mount={tmp_path}/mnt" in line} == {"kind", "podman"}
+    assert last["kind"].endswith('"$here" /b/kind "$@"')

@@ -17,7 +17,7 @@ from timeslice_kind.config import cluster_config
 from timeslice_kind.debian import RUNNING, need
 from timeslice_kind.errors import KindError
 from timeslice_kind.golang import build_part, default_env
-from timeslice_kind.lab import Lab
+from timeslice_kind.lab import Lab, write_programs
 from timeslice_kind.modules import BY_NAME, PARTS
 from timeslice_kind.node_image import NodeImage, build_node_image
 from timeslice_kind.processes import run
@@ -47,8 +47,6 @@ class Record:
 
     name: str
     engine: Engine
-    kind: str
-    kubectl: str
     owner: str
     """The process that the cluster ends with, "PID START"; empty: it stays until somebody deletes it."""
 
@@ -70,6 +68,16 @@ class Cluster:
     @property
     def kubeconfig(self) -> Path:
         return self.lab.kubeconfig
+
+    @property
+    def kubectl(self) -> str:
+        """A program that talks to this cluster, wherever it is called from."""
+        return str(self.lab.programs / "kubectl")
+
+    @property
+    def kind(self) -> str:
+        """kind for this cluster's engine, wherever it is called from."""
+        return str(self.lab.programs / "kind")
 
     @property
     def context(self) -> str:
@@ -95,24 +103,21 @@ class Cluster:
 
     def load(self, archives: Sequence[Path]) -> None:
         """Put image archives (docker-archive or OCI) into all nodes."""
-        record = self.existing()
+        self.existing()
         for archive in archives:
             with step(f"loading {archive.name} into {self.name}"):
-                argv = [record.kind, "load", "image-archive", str(archive.resolve()), "--name", self.name]
-                run(self.command(argv), env=self.env(os.environ))
+                run([self.kind, "load", "image-archive", str(archive.resolve()), "--name", self.name])
 
     def node_command(self, node: str, argv: Sequence[str]) -> list[str]:
-        """`argv` on a node, to be run with `env()`."""
+        """`argv` on a node; runs from anywhere."""
         record = self.existing()
         engine = str(self.lab.programs / "podman") if record.engine == "podman" else "docker"
         return [engine, "exec", node, *argv]
 
     def export_logs(self, folder: Path) -> None:
         """kind's collection of all logs of all nodes."""
-        record = self.existing()
-        run(
-            self.command([record.kind, "export", "logs", str(folder), "--name", self.name]), env=self.env(os.environ)
-        )
+        self.existing()
+        run([self.kind, "export", "logs", str(folder), "--name", self.name])
 
 
 class Clusters:
@@ -176,12 +181,9 @@ class Clusters:
             programs, image = self.prepare(chosen)
             cluster.lab.folder.mkdir(parents=True)
             try:
-                self._create(cluster, workers, programs, image, Record(
-                    name, chosen, str(programs["kind"] if image is None else cluster.lab.programs / "kind"),
-                    str(programs["kubectl"]), owner,
-                ))  # fmt: skip
+                self._create(cluster, workers, programs, image, Record(name, chosen, owner))
             except BaseException:
-                self._remove(cluster, chosen, str(programs["kind"]))
+                self._remove(cluster, chosen)
                 raise
         return cluster
 
@@ -193,16 +195,15 @@ class Clusters:
             if os.geteuid() != 0:
                 raise KindError("podman runs the nodes as root here: call this as root, or start a Docker engine")
             lab.set_up(image.store, programs)
+        else:
+            write_programs(lab.programs, lab.kubeconfig, programs, None)
         # From here on others see the cluster, and can delete it if we are killed.
         (lab.folder / RECORD).write_text(json.dumps(asdict(record)))
         config = lab.folder / "kind.json"
         config.write_text(json.dumps(cluster_config(cluster.name, workers, image), indent=1))
         with step(f"kind create cluster {cluster.name}"):
-            argv = [
-                record.kind, "create", "cluster", "--config", str(config), "--kubeconfig", str(lab.kubeconfig),
-                "--wait", READY,
-            ]  # fmt: skip
-            run(cluster.command(argv), env=cluster.env(self._env), log=lab.folder / "create.log")
+            argv = [cluster.kind, "create", "cluster", "--config", str(config), "--wait", READY]
+            run(argv, env=self._env, log=lab.folder / "create.log")
 
     def down(self, name: str) -> None:
         """Delete a cluster and all that it left; does nothing where there is none."""
@@ -213,13 +214,12 @@ class Clusters:
                 return
             record = cluster.record
             with step(f"deleting cluster {name}"):
-                self._remove(cluster, record.engine if record else "podman", record.kind if record else "kind")
+                self._remove(cluster, record.engine if record else "podman")
         (self.labs / f"{name}.lock").unlink(missing_ok=True)
 
-    def _remove(self, cluster: Cluster, engine: Engine, kind: str) -> None:
+    def _remove(self, cluster: Cluster, engine: Engine) -> None:
         if engine == "docker":
-            env = {**self._env, "KUBECONFIG": str(cluster.kubeconfig)}
-            run([kind, "delete", "cluster", "--name", cluster.name], env=env)
+            run([cluster.kind, "delete", "cluster", "--name", cluster.name], env=self._env)
             remove_tree(cluster.lab.folder)
         else:
             cluster.lab.tear_down()
@@ -230,7 +230,7 @@ class Clusters:
             record = cluster.record
             if record and record.owner and not process_lives(record.owner):
                 say(f"cluster {cluster.name} was left by a run that is gone")
-                self._remove(cluster, record.engine, record.kind)
+                self._remove(cluster, record.engine)
 
     def prune(self) -> list[Path]:
         """Remove what was built for other versions of the recipe, unless a cluster uses it."""

@@ -42,7 +42,7 @@ class Lab:
 
     @property
     def programs(self) -> Path:
-        """First on PATH inside: kind and podman that find their way into the lab, kubectl."""
+        """First on PATH inside; they find their way into the lab from outside too."""
         return self.folder / "bin"
 
     @property
@@ -67,23 +67,17 @@ class Lab:
 
         Args:
             image_store: a podman store that is read only.
-            programs: name: where it is, for PATH inside; must have kind and kubectl.
+            programs: name: where it is, for kind and kubectl.
         """
         if self.is_up:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in ("net-config", "tmp", "volumes", "bin"):
+        for name in ("net-config", "tmp", "volumes"):
             (self.folder / name).mkdir(exist_ok=True)
         max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         for name, text in podman_settings(self.folder, image_store, max_files).items():
             (self.folder / name).write_text(text)
-        for name, path in programs.items():
-            if name == "kind":
-                self._write_program(name, str(path))
-            else:
-                (self.programs / name).unlink(missing_ok=True)
-                (self.programs / name).symlink_to(path)
-        self._write_program("podman", "podman")
+        write_programs(self.programs, self.kubeconfig, programs, self)
         with locked(self.folder.parent / "modules.lock"):
             if not MODULES.exists():
                 MODULES.mkdir()
@@ -104,21 +98,6 @@ class Lab:
                 "sh", "-euc", inside,
             ]
         )  # fmt: skip
-
-    def _write_program(self, name: str, real: str) -> None:
-        """A program that runs in the lab's mount namespace too, in the folder that it was called in."""
-        program = self.programs / name
-        quoted = shlex.quote
-        program.write_text(
-            "#!/bin/sh\n"
-            f"export CONTAINERS_CONF={quoted(str(self.folder / 'containers.conf'))}\n"
-            f"export CONTAINERS_STORAGE_CONF={quoted(str(self.folder / 'storage.conf'))}\n"
-            # This program is first on PATH and is not meant to find itself.
-            f"here=$PWD; PATH=${{PATH#{quoted(str(self.programs))}:}}\n"
-            f"exec nsenter --net={quoted(str(self.folder / 'net'))} --mount={quoted(str(self.folder / 'mnt'))} --"
-            f' sh -c \'cd "$1" && shift && exec "$@"\' sh "$here" {quoted(real)} "$@"\n'
-        )
-        program.chmod(0o755)
 
     def tear_down(self) -> None:
         """End and remove all that the lab has, whatever state it is in; a second call does nothing.
@@ -182,6 +161,41 @@ class Lab:
         found += [f"cgroup {path}" for path in cgroups_of(ids)]
         found += [f"folder {self.folder}"] if self.folder.exists() else []
         return found
+
+
+def write_programs(folder: Path, kubeconfig: Path, programs: Mapping[str, Path], lab: Lab | None) -> None:
+    """Scripts for kind and kubectl, and in a lab podman, that find the cluster wherever they are called from.
+
+    Args:
+        folder: where they go.
+        kubeconfig: the cluster's.
+        programs: name: where it really is, for kind and kubectl.
+        lab: None: the cluster is on Docker.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {name: str(path) for name, path in programs.items()} | ({} if lab is None else {"podman": "podman"})
+    for name, real in named.items():
+        told = {"KUBECONFIG": str(kubeconfig)}
+        enter: list[str] = []
+        if lab is not None:
+            told |= {
+                "CONTAINERS_CONF": str(lab.folder / "containers.conf"),
+                "CONTAINERS_STORAGE_CONF": str(lab.folder / "storage.conf"),
+                "KIND_EXPERIMENTAL_PROVIDER": "podman",
+            }
+            enter = ["nsenter", f"--net={lab.folder / 'net'}"]
+            if name != "kubectl":
+                enter.append(f"--mount={lab.folder / 'mnt'}")
+            # Inside the mount namespace the folder is another one of the same name: change to it there.
+            enter += ["--", "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh"]
+        lines = ["#!/bin/sh"]
+        lines += [f"export {variable}={shlex.quote(value)}" for variable, value in told.items()]
+        # kind calls podman by its name: not this folder's, for it is inside already.
+        lines += [f"here=$PWD PATH=${{PATH#{shlex.quote(str(folder))}:}}:/usr/sbin:/sbin"]
+        lines += [f"""exec {shlex.join(enter)} {'"$here" ' if enter else ''}{shlex.quote(real)} "$@\""""]
+        program = folder / name
+        program.write_text("\n".join(lines) + "\n")
+        program.chmod(0o755)
 
 
 def is_mounted(path: Path) -> bool:

@@ -114,7 +114,8 @@ def serve(clusters: Clusters, args: argparse.Namespace) -> int:
         case "kubectl" | "run":
             name, rest = take_name(args.argv)
             cluster = choose(clusters, name)
-            return execute(cluster, [cluster.existing().kubectl, *rest] if args.verb == "kubectl" else rest)
+            cluster.existing()
+            return execute(cluster, [cluster.kubectl, *rest] if args.verb == "kubectl" else rest)
         case "list":
             for cluster in clusters.all():
                 record = cluster.record
@@ -130,7 +131,7 @@ def told(cluster: Cluster) -> str:
     record = cluster.existing()
     lines = [f"cluster {cluster.name} is up: context {cluster.context}, KUBECONFIG={cluster.kubeconfig}"]
     if record.engine == "podman":
-        lines.append("It can be reached only from inside its network:")
+        lines.append(f"Only from inside its network can it be reached; {cluster.kubectl} goes there by itself, else:")
         lines.append(f"  ./bazelw run //tools/kind:run -- --name {cluster.name} COMMAND ...")
     lines.append(f"  ./bazelw run //tools/kind:kubectl -- --name {cluster.name} get nodes")
     lines.append(f"  ./bazelw run //tools/kind:down -- --name {cluster.name}")
