@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from image_files import FOLDER, NAMES
+from timeslice_kind.clusters import RECORD, Cluster, Record
 
 NAMED = {name: f"timeslice-{name.replace('_', '-')}" for name in NAMES}
 PROGRAM = """#!/bin/sh
@@ -96,15 +99,27 @@ def test_load_takes_the_images_named_and_the_nodes(machine: Machine, word: str) 
     ]
 
 
-def test_load_finds_the_newest_kind_that_the_repository_built(machine: Machine) -> None:
-    cache = machine.folder / ".cache/timeslice/kind"
-    for age, content in ((100, "old"), (0, "new")):
-        built = machine.install("kind", cache / content / "bin")
-        os.utime(built, (built.stat().st_atime, built.stat().st_mtime - age))
-        built.write_text(PROGRAM.replace("$(basename", f"{content} $(basename"))
-        os.utime(built, (built.stat().st_atime, built.stat().st_mtime - age))
+def made_here(machine: Machine, record: Record) -> Path:
+    """Write down a cluster as //tools/kind does; its own kind."""
+    cluster = Cluster(machine.folder / ".cache/timeslice/kind/labs", record.name)
+    kind = machine.install("kind", Path(cluster.kind).parent)
+    (cluster.lab.folder / RECORD).write_text(json.dumps(asdict(record)))
+    return kind
+
+
+def test_load_takes_the_kind_that_made_the_cluster(machine: Machine) -> None:
+    """It finds the cluster's engine and network, which one on PATH may not."""
+    machine.install("kind")
+    made_here(machine, Record("dev", "docker", "")).write_text(PROGRAM.replace("$(basename", "own $(basename"))
     assert machine.run("load.py", "--name", "dev", "gpu_mock").returncode == 0
-    assert machine.calls[0] == "new kind get clusters"
+    assert machine.calls == [f"own kind load image-archive {archive('gpu_mock')} --name dev"]
+
+
+def test_load_into_a_cluster_that_was_made_here_and_is_not_up(machine: Machine) -> None:
+    made_here(machine, Record("dev", "podman", ""))
+    done = machine.run("load.py", "--name", "dev", "gpu_mock")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no cluster 'dev' here. Make it: ./bazelw run //tools/kind:up -- --name dev" in done.stderr
 
 
 @pytest.mark.parametrize(
