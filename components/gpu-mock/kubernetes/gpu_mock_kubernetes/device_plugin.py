@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from kubelet_api import device_plugin_pb2 as pb
 from kubelet_api import device_plugin_pb2_grpc as pb_grpc
 
 RESOURCE = "nvidia.com/gpu"
-SOCKET = "nvidia.com-gpu.sock"
+SOCKETS = "nvidia.com-gpu-*.sock"
+"""Another name for each registration: a kubelet that notices late that it lost one drops who has its name now."""
 KUBELET_SOCKET = "kubelet.sock"
 API_VERSION = "v1beta1"
 REGISTER_TIMEOUT_S = 10.0
@@ -118,31 +120,43 @@ async def _stay_registered(offered: Offered, folder: Path) -> None:
     kubelet = folder / KUBELET_SOCKET
     refused = 0
     with FolderWatch(folder) as watch:
+        _remove_what_was_left(folder)
         while True:
             watch.forget()
-            async with served([folder / SOCKET], add_services):
+            socket = folder / SOCKETS.replace("*", secrets.token_hex(4))
+            async with served([socket], add_services):
                 patience_s = None  # a kubelet that is not there, or knows us, is waited for
                 if kubelet.is_socket():
-                    refused = 0 if await _register(kubelet) else refused + 1
+                    refused = 0 if await _register(kubelet, socket.name) else refused + 1
                     patience_s = RETRY_S[min(refused, len(RETRY_S)) - 1] if refused else None
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(patience_s):
-                        await _kubelet_started(watch, folder)
+                        await _kubelet_started(watch, kubelet, socket)
 
 
-async def _kubelet_started(watch: FolderWatch, folder: Path) -> None:
+async def _kubelet_started(watch: FolderWatch, kubelet: Path, socket: Path) -> None:
     """Wait until the kubelet's socket is made, or until ours is gone from beside it."""
     while True:
         changes = await watch.changes()
-        if changes.get(KUBELET_SOCKET, Change(0)) & (Change.CREATED | Change.MOVED_HERE) or (
-            not (folder / SOCKET).is_socket() and (folder / KUBELET_SOCKET).is_socket()
-        ):
+        if changes.get(kubelet.name, Change(0)) & (Change.CREATED | Change.MOVED_HERE):
+            return
+        if _is_alone(kubelet, socket):
             return
 
 
-async def _register(kubelet: Path) -> bool:
+def _is_alone(kubelet: Path, socket: Path) -> bool:
+    return kubelet.is_socket() and not socket.is_socket()
+
+
+def _remove_what_was_left(folder: Path) -> None:
+    """By a predecessor that was killed."""
+    for left in folder.glob(SOCKETS):
+        left.unlink(missing_ok=True)
+
+
+async def _register(kubelet: Path, endpoint: str) -> bool:
     request = pb.RegisterRequest(
-        version=API_VERSION, endpoint=SOCKET, resource_name=RESOURCE, options=pb.DevicePluginOptions()
+        version=API_VERSION, endpoint=endpoint, resource_name=RESOURCE, options=pb.DevicePluginOptions()
     )
     try:
         async with grpc.aio.insecure_channel(f"unix://{kubelet}") as channel:

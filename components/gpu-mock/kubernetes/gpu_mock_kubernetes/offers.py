@@ -42,6 +42,8 @@ async def follow(folders: NodeFolders) -> AsyncIterator[MockNode]:
 async def wait_until_there(folders: NodeFolders) -> None:
     """Return as soon as the installer has done its work; the folder of the devices must exist."""
     with FolderWatch(folders.state) as watch:
+        if not folders.offer.exists():
+            note(log, "waits for the driver", state=str(folders.state))
         while not folders.offer.exists():
             await watch.changes()
 

@@ -16,6 +16,9 @@ from gpu_mock_kubernetes.resource_slice import plan
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """After a failure; from the beginning once something has worked. A watch that ended is no failure."""
 
+CHANGES_IN_A_ROW = 3
+"""More of them, with nothing but a look in between, mean that somebody changes what we send."""
+
 log = logging.getLogger("gpu_mock_kubernetes.publisher")
 
 
@@ -34,13 +37,16 @@ class Publisher:
 
     async def run(self) -> None:
         """Work until cancelled: list, set right, watch from there; list again after any event, error or silence."""
-        failures = 0
+        failures = changes = 0
         while True:
             await self._told.wait()
             self._told.clear()
             try:
                 version = await self._set_right()
-                failures = 0
+                changes = changes + 1 if version is None else 0
+                if changes > CHANGES_IN_A_ROW:
+                    raise ApiTrouble("the slice does not stay as it is sent", 0, f"after {changes} changes in a row")
+                failures = failures if version is None else 0
                 if version is not None:
                     await self._until_changed(version)
                 self._told.set()

@@ -112,8 +112,8 @@ def semantic_version(text: str) -> str:
 
 
 def quantity(size_bytes: int) -> str:
-    """As the API server would write it, so that what it gives back compares equal: 80Gi, 1536Mi, 5000000."""
-    for unit, factor in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
-        if size_bytes % factor == 0:
-            return f"{size_bytes // factor}{unit}"
-    return str(size_bytes)
+    """Whole KiB (devices are whole pages) as the API server writes them, so that what it says compares equal."""
+    for unit, shift in (("Ti", 40), ("Gi", 30), ("Mi", 20)):
+        if size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift}{unit}"
+    return f"{size_bytes >> 10}Ki"
