@@ -12,7 +12,10 @@ import pytest
 
 ROOT = pathlib.Path.cwd()
 PROTOS = {"timeslice_orchestrator", "snapshot_agent"}
-FIRST_PARTY = PROTOS | {"timeslice", "orchestrator", "snapshot_agent_server", "timeslice_demo", "timeslice_benchmarks"}
+FIRST_PARTY = PROTOS | {
+    "timeslice", "orchestrator", "snapshot_agent_server", "gpu_mock_kubernetes", "kubelet_api", "timeslice_demo",
+    "timeslice_benchmarks",
+}  # fmt: skip
 FORBIDDEN_IN_CORE = {"asyncio", "time", "random", "threading", "socket", "subprocess", "datetime", "secrets", "uuid"}
 
 
@@ -50,6 +53,7 @@ PACKAGES = [
         (("backends", "driver"), ("backends", "processes"), ("driver", "processes")),
         "core",
     ),
+    Package("components/gpu-mock/kubernetes/gpu_mock_kubernetes", frozenset({"kubelet_api"})),
     Package("examples/timeslice_demo", frozenset(PROTOS | {"timeslice", "orchestrator"})),
     Package("benchmarks/timeslice_benchmarks", frozenset(PROTOS | {"timeslice", "orchestrator", "timeslice_demo"})),
 ]

@@ -9,12 +9,13 @@ echo "installing what tools/python/requirements_lock.txt pins into .venv ..."
 .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r tools/python/requirements_lock.txt
 rm -rf .gen
 mkdir .gen
-for folder in orchestrator_py snapshot_agent_py; do
-  cp -RL "$runfiles/proto/$folder/." .gen/
+for folder in proto/orchestrator_py proto/snapshot_agent_py components/gpu-mock/kubernetes/kubelet_api_py; do
+  cp -RL "$runfiles/$folder/." .gen/
 done
 chmod -R u+w .gen
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-for folder in .gen components/client-py/src components/orchestrator components/snapshot-agent examples; do
+for folder in .gen components/client-py/src components/gpu-mock/kubernetes components/orchestrator \
+  components/snapshot-agent examples; do
   echo "$PWD/$folder"
 done > "$site/timeslice_dev.pth"
 echo "done: .venv/bin/python; generated protos in .gen (point your editor at .venv)"

@@ -13,6 +13,8 @@ import tempfile
 IMPORT_ROOTS = [
     "benchmarks",
     "components/client-py/src",
+    "components/gpu-mock/kubernetes",
+    "components/gpu-mock/kubernetes/kubelet_api_py",
     "components/gpu-mock/python",
     "components/orchestrator",
     "components/snapshot-agent",
@@ -28,6 +30,7 @@ IMPORT_ROOTS = [
 TYPED_PACKAGES = {
     "3.10": ["components/client-py/src/timeslice", "components/gpu-mock/python/timeslice_gpu_mock"],
     "3.11": [
+        "components/gpu-mock/kubernetes/gpu_mock_kubernetes",
         "components/orchestrator/orchestrator",
         "components/snapshot-agent/snapshot_agent_server",
         "deploy/timeslice_deploy",
