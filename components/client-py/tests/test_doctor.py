@@ -57,6 +57,34 @@ def found(facts: Facts, check: str) -> Finding:
     return finding
 
 
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+LABELS = {"timeslice.io/job-id": "run-7", "timeslice.io/group": "trainers"}
+
+
+@pytest.mark.parametrize(
+    ("env", "labels", "grade", "text"),
+    [
+        ({}, LABELS, OK, "job run-7, group trainers"),
+        ({"TIMESLICE_JOB_ID": "e"}, {}, OK, "job e, group not said"),
+        ({}, {}, WARN, "neither TIMESLICE_JOB_ID nor a label"),
+        ({"TIMESLICE_JOB_ID": "other"}, LABELS, WARN, "job other, group trainers, but the pod's label"),
+    ],
+)
+def test_in_a_pod_it_says_who_the_job_is(env, labels, grade, text):
+    finding = found(replace(HEALTHY, env={**POD, **env}, pod_labels=labels), "pod")
+    assert finding.grade is grade
+    assert text in finding.text
+    assert not [f for f in examine(HEALTHY) if f.check == "pod"]
+
+
+def test_in_a_pod_nobody_is_told_to_start_servers_there():
+    silent = Server("timesliceorchestrator.timeslice-system:50051", False, error="UNAVAILABLE")
+    facts = replace(HEALTHY, env=POD, pod_labels=LABELS, orchestrator=silent)
+    assert "kubectl -n timeslice-system get pods" in found(facts, "orchestrator").advice
+    away = replace(facts, agent=Server("unix:/a", False, Socket("/a", False), error="UNAVAILABLE"))
+    assert found(away, "snapshot agent").grade is OK
+
+
 def test_healthy_machine_has_nothing_to_look_at():
     findings = examine(HEALTHY)
     assert {f.grade for f in findings} == {OK}, [f for f in findings if f.grade is not OK]
@@ -242,7 +270,7 @@ def test_driver_that_hangs_is_left_behind_with_the_step_named():
 
 
 def test_driver_that_crashes_is_told_apart():
-    child = "import os; print('{\"step\": \"cuInit\"}', flush=True); os.abort()"
+    child = 'import os; print(\'{"step": "cuInit"}\', flush=True); os.abort()'
     assert probe_driver(60.0, ("-c", child)).crash == "signal 6 in cuInit"
     assert probe_driver(60.0, ("-c", "raise SystemExit('broken')")).crash == "exit code 1 in the end: broken"
 

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from timeslice import TimeSliceOrchestratorClient, _settings
 from timeslice._processes import identify, node_name, start_time
 from timeslice._settings import (
     SettingsError,
     agent_address,
     check_private,
+    group_id,
+    job_id,
     make_private,
     orchestrator_address,
+    pod_labels,
     runtime_dir,
     socket_address,
     state_dir,
@@ -54,6 +58,44 @@ def test_addresses_come_from_argument_then_environment_then_this_machine(short_d
     assert agent_address(None, here) == f"unix:{short_dir}/agent.sock"
     with pytest.raises(SettingsError, match="TIMESLICE_ORCH_ADDR 'there' is neither"):
         orchestrator_address(None, {"TIMESLICE_ORCH_ADDR": "there"})
+
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+def test_in_a_pod_the_clusters_servers_are_found(short_dir):
+    env = {**POD, "TIMESLICE_RUNTIME_DIR": str(short_dir / "none")}
+    assert orchestrator_address(None, env) == "timesliceorchestrator.timeslice-system:50051"
+    assert agent_address(None, env) == "unix:/run/timeslice/agent.sock"
+
+
+def test_in_a_pod_too_what_was_said_counts_first(short_dir):
+    env = {**POD, "TIMESLICE_RUNTIME_DIR": str(short_dir)}
+    assert orchestrator_address(f"unix:{short_dir}/orchestrator.sock", env) == f"unix:{short_dir}/orchestrator.sock"
+    assert orchestrator_address(None, {**env, "TIMESLICE_ORCH_ADDR": "o:1"}) == "o:1"
+    (short_dir / "orchestrator.sock").touch()  # timeslice up in the pod
+    assert orchestrator_address(None, env) == f"unix:{short_dir}/orchestrator.sock"
+
+
+def test_job_and_group_come_from_argument_then_environment_then_the_pods_labels(tmp_path):
+    labels = tmp_path / "labels"
+    labels.write_text('app="x"\ntimeslice.io/group="trainers"\ntimeslice.io/job-id="run-7"\nempty=""\n')
+    env = {"TIMESLICE_JOB_ID": "e", "TIMESLICE_GROUP_ID": "f"}
+    assert (job_id("a", env, labels), group_id("b", env, labels)) == ("a", "b")
+    assert (job_id(None, env, labels), group_id(None, env, labels)) == ("e", "f")
+    assert (job_id(None, {}, labels), group_id(None, {}, labels)) == ("run-7", "trainers")
+    assert pod_labels(labels) == {"app": "x", "timeslice.io/group": "trainers", "timeslice.io/job-id": "run-7"}
+    assert (job_id(None, {}, tmp_path / "none"), pod_labels(tmp_path)) == (None, {})
+
+
+def test_a_client_takes_its_job_and_group_from_the_pods_labels(tmp_path, monkeypatch):
+    labels = tmp_path / "labels"
+    labels.write_text('timeslice.io/group="trainers"\ntimeslice.io/job-id="run-7"\n')
+    monkeypatch.setattr(_settings, "POD_LABELS", labels)
+    for name in ("TIMESLICE_JOB_ID", "TIMESLICE_GROUP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with TimeSliceOrchestratorClient("localhost:1") as client:
+        assert (client.job_id, client.group_id) == ("run-7", "trainers")
 
 
 def test_socket_path_has_a_bound():

@@ -1,4 +1,4 @@
-"""Where things are, from arguments or the environment: addresses, ids, the folders of sockets and of state."""
+"""Where things are and who we are, from arguments, the environment, or the pod: addresses, ids, folders."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from pathlib import Path
 
 MAX_SOCKET_PATH_BYTES = 100
 """Linux takes 107 bytes; a little less leaves room for a suffix."""
+
+CLUSTER_ORCHESTRATOR = "timesliceorchestrator.timeslice-system:50051"
+"""The orchestrator's service, as pods of any namespace reach it."""
+CLUSTER_AGENT = "unix:/run/timeslice/agent.sock"
+"""The node's agent, for pods that mount the node's folder /run/timeslice at the same place."""
+POD_LABELS = Path("/etc/podinfo/labels")
+"""The pod's labels, where its spec puts them by the downward API (fieldPath metadata.labels)."""
+JOB_LABEL = "timeslice.io/job-id"
+GROUP_LABEL = "timeslice.io/group"
 
 _SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "xds:", "vsock:")
 
@@ -82,9 +91,7 @@ def make_private(folder: Path, setting: str = "TIMESLICE_RUNTIME_DIR") -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as err:
-        raise SettingsError(
-            f"cannot make folder {folder} ({err.strerror}); choose another one with {setting}"
-        ) from err
+        raise SettingsError(f"cannot make folder {folder} ({err.strerror}); choose another one with {setting}") from err
     check_private(folder, setting)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise SettingsError(f"cannot write to {folder}; run: chmod 700 {folder}, or choose another one with {setting}")
@@ -113,21 +120,57 @@ def check_address(address: str, what: str) -> str:
 
 
 def orchestrator_address(target: str | None, env: Mapping[str, str]) -> str:
-    """Where the orchestrator is: `target`, else $TIMESLICE_ORCH_ADDR, else this machine's own socket."""
-    return _address(target, "TIMESLICE_ORCH_ADDR", "orchestrator.sock", env)
+    """Where the orchestrator is: `target`, else $TIMESLICE_ORCH_ADDR, else this machine's own socket.
+
+    In a pod without such a socket the cluster's orchestrator.
+    """
+    return _address(target, "TIMESLICE_ORCH_ADDR", "orchestrator.sock", CLUSTER_ORCHESTRATOR, env)
 
 
 def agent_address(agent: str | None, env: Mapping[str, str]) -> str:
-    """Where this node's agent is: `agent`, else $TIMESLICE_AGENT_ADDR, else this machine's own socket."""
-    return _address(agent, "TIMESLICE_AGENT_ADDR", "agent.sock", env)
+    """Where this node's agent is: `agent`, else $TIMESLICE_AGENT_ADDR, else this machine's own socket.
+
+    In a pod without such a socket that of the node's agent.
+    """
+    return _address(agent, "TIMESLICE_AGENT_ADDR", "agent.sock", CLUSTER_AGENT, env)
 
 
-def _address(given: str | None, variable: str, name: str, env: Mapping[str, str]) -> str:
+def in_pod(env: Mapping[str, str]) -> bool:
+    """Kubernetes tells every container where its API server is."""
+    return bool(env.get("KUBERNETES_SERVICE_HOST"))
+
+
+def job_id(given: str | None, env: Mapping[str, str], labels: Path | None = None) -> str | None:
+    """The job: `given`, else $TIMESLICE_JOB_ID, else the pod's label; None: nothing says.
+
+    `labels`: the downward API's file, POD_LABELS if None.
+    """
+    return given or env.get("TIMESLICE_JOB_ID") or pod_labels(labels or POD_LABELS).get(JOB_LABEL)
+
+
+def group_id(given: str | None, env: Mapping[str, str], labels: Path | None = None) -> str | None:
+    """The group: `given`, else $TIMESLICE_GROUP_ID, else the pod's label; None: nothing says."""
+    return given or env.get("TIMESLICE_GROUP_ID") or pod_labels(labels or POD_LABELS).get(GROUP_LABEL)
+
+
+def pod_labels(path: Path) -> dict[str, str]:
+    """The labels in a file of the downward API: a line for each, NAME="VALUE". Empty if there is no such file."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition("=") for line in lines)
+    return {name: value.strip('"') for name, _, value in pairs if value.strip('"')}
+
+
+def _address(given: str | None, variable: str, name: str, in_cluster: str, env: Mapping[str, str]) -> str:
     if given:
         return check_address(given, "address")
     if value := env.get(variable):
         return check_address(value, variable)
     folder = runtime_dir(env)
+    if in_pod(env) and not (folder / name).exists():
+        return in_cluster
     with contextlib.suppress(FileNotFoundError):  # Nobody serves there; whoever calls is told so.
         check_private(folder)
     return socket_address(folder, name)

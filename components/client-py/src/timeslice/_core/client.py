@@ -62,8 +62,8 @@ class ClientConfig:
                 raise ValueError(f"{name} must be above 0, not {value!r}")
         return cls(
             target=_settings.orchestrator_address(target, env),
-            job_id=job_id or env.get("TIMESLICE_JOB_ID"),
-            group_id=group_id or env.get("TIMESLICE_GROUP_ID"),
+            job_id=_settings.job_id(job_id, env),
+            group_id=_settings.group_id(group_id, env),
             session_ttl_s=session_ttl_s,
             use_sessions=use_sessions,
             patience=Patience(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from timeslice._settings import agent_address, orchestrator_address
+from timeslice import _settings
 from timeslice.cli.errors import BAD_INPUT, CommandError
 from timeslice.cli.watchdogs import HEARTBEAT, heartbeat_limit
 
@@ -63,16 +63,16 @@ def plan(
     Raises:
         CommandError, SettingsError: that cannot be; the text says why.
     """
-    group_id = group or env.get("TIMESLICE_GROUP_ID")
+    group_id = _settings.group_id(group, env)
     if not group_id:
         raise CommandError("--group is missing, and TIMESLICE_GROUP_ID is not set; see timeslice status", BAD_INPUT)
-    job_id = job or env.get("TIMESLICE_JOB_ID") or default_job_id(words, _user(), os.getpid())
+    job_id = _settings.job_id(job, env) or default_job_id(words, _user(), os.getpid())
     for name, value in (("--job", job_id), ("--group", group_id)):
         if len(value) > MAX_ID or not value.isprintable():
             raise CommandError(f"{name} must be printable and have at most {MAX_ID} characters", BAD_INPUT)
     where = {
-        "TIMESLICE_ORCH_ADDR": _anywhere(orchestrator_address(target, env)),
-        "TIMESLICE_AGENT_ADDR": _anywhere(agent_address(agent, env)),
+        "TIMESLICE_ORCH_ADDR": _anywhere(_settings.orchestrator_address(target, env)),
+        "TIMESLICE_AGENT_ADDR": _anywhere(_settings.agent_address(agent, env)),
     }
     watchdogs, notes = watchdog_settings(env)
     given = {"TIMESLICE_JOB_ID": job_id, "TIMESLICE_GROUP_ID": group_id, MARKER_VARIABLE: uuid.uuid4().hex, **where}

@@ -74,9 +74,10 @@ class TimeSliceOrchestratorClient:
 
         Args:
             target: the orchestrator, "unix:PATH" or "HOST:PORT"; else $TIMESLICE_ORCH_ADDR, else the socket of
-                `timeslice up` on this machine.
-            job_id: used by calls that name none; else $TIMESLICE_JOB_ID.
-            group_id: used by calls that name none; else $TIMESLICE_GROUP_ID.
+                `timeslice up` on this machine, else, in a pod, the cluster's (timesliceorchestrator.timeslice-system).
+            job_id: used by calls that name none; else $TIMESLICE_JOB_ID, else the pod's label timeslice.io/job-id,
+                where the pod mounts its labels at /etc/podinfo by the downward API.
+            group_id: used by calls that name none; else $TIMESLICE_GROUP_ID, else the pod's label timeslice.io/group.
             channel_options: grpc channel options, besides and before our own.
             session_ttl_s: silence after which the job's leases end; the orchestrator may shorten or lengthen it.
             connect_timeout_s: how long the first call tries to reach an orchestrator that has not answered yet.

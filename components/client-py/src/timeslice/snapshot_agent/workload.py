@@ -72,7 +72,8 @@ def register_workload(
     attests the processes too.
 
     Args:
-        agent: "unix:PATH" or "HOST:PORT"; else $TIMESLICE_AGENT_ADDR, else the socket of `timeslice up`.
+        agent: "unix:PATH" or "HOST:PORT"; else $TIMESLICE_AGENT_ADDR, else the socket of `timeslice up`, else, in a
+            pod, that of the node's agent, /run/timeslice/agent.sock.
         job_id: as in `acquire`.
         group: as in `acquire`; a process belongs to one group.
         workload: a vLLM engine made with enable_sleep_mode=True, or an object with snapshot(mode, tags) and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from timeslice._settings import GROUP_LABEL, JOB_LABEL, POD_LABELS
 from timeslice.cli.doctor.facts import Facts
 from timeslice.cli.doctor.findings import Finding, Grade
 from timeslice.cli.watchdogs import COLLECTIVE_TIMEOUT_S, HEARTBEAT, MONITORING, heartbeat_limit
@@ -15,6 +16,8 @@ ENOUGH_S = 6 * 3600.0
 
 
 def findings(facts: Facts) -> Iterator[Finding]:
+    if facts.is_pod:
+        yield _pod(facts)
     yield _fork_support(facts)
     yield _heartbeat(facts)
     if "torch" in facts.versions:
@@ -25,6 +28,32 @@ def findings(facts: Facts) -> Iterator[Finding]:
             f"the time for which a job is saved counts in a collective that is under way: their limit is"
             f" init_process_group(timeout=...), {COLLECTIVE_TIMEOUT_S:g} s unless the program says otherwise",
         )
+
+
+def _pod(facts: Facts) -> Finding:
+    """Where a client in this pod finds its job and group, and the orchestrator's agent the processes of the job."""
+    job = facts.env.get("TIMESLICE_JOB_ID") or facts.pod_labels.get(JOB_LABEL)
+    group = facts.env.get("TIMESLICE_GROUP_ID") or facts.pod_labels.get(GROUP_LABEL)
+    text = f"job {job or 'not said'}, group {group or 'not said'}"
+    if facts.pod_labels and facts.env.get("TIMESLICE_JOB_ID") not in (None, "", facts.pod_labels.get(JOB_LABEL)):
+        return Finding(
+            AREA,
+            "pod",
+            Grade.WARN,
+            f"{text}, but the pod's label {JOB_LABEL} is {facts.pod_labels.get(JOB_LABEL) or 'not set'}: the agent"
+            " takes this pod's processes for that job's",
+            f"give TIMESLICE_JOB_ID and the label {JOB_LABEL} the same value",
+        )
+    if job is None:
+        return Finding(
+            AREA,
+            "pod",
+            Grade.WARN,
+            f"{text}: neither TIMESLICE_JOB_ID nor a label that the pod can see",
+            f"set TIMESLICE_JOB_ID, or mount the pod's labels at {POD_LABELS.parent} (downward API, metadata.labels);"
+            f" the label {JOB_LABEL} the agent needs in any case",
+        )
+    return Finding(AREA, "pod", Grade.OK, text)
 
 
 def _fork_support(facts: Facts) -> Finding:

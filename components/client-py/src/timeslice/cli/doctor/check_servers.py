@@ -9,13 +9,14 @@ from timeslice.cli.doctor.findings import Finding, Grade
 
 AREA = "servers and folders"
 START = "start them with: timeslice up"
+IN_CLUSTER = "see whether it runs: kubectl -n timeslice-system get pods"
 
 
 def findings(facts: Facts) -> Iterator[Finding]:
     for problem in facts.settings_problems:
         yield Finding(AREA, "settings", Grade.FAIL, problem, "correct the variable or argument that it names")
     if facts.orchestrator is not None:
-        yield _orchestrator(facts.orchestrator)
+        yield _orchestrator(facts.orchestrator, IN_CLUSTER if facts.is_pod else START)
     if facts.agent is not None:
         yield _agent(facts.agent, facts.is_remote)
         yield from _same_user(facts.agent, facts.uid)
@@ -24,9 +25,9 @@ def findings(facts: Facts) -> Iterator[Finding]:
             yield _folder(check, folder)
 
 
-def _orchestrator(server: Server) -> Finding:
+def _orchestrator(server: Server, start: str) -> Finding:
     check = "orchestrator"
-    if (problem := _silent(check, server, f"{START}, or correct TIMESLICE_ORCH_ADDR or --target")) is not None:
+    if (problem := _silent(check, server, f"{start}, or correct TIMESLICE_ORCH_ADDR or --target")) is not None:
         return problem
     groups = ", ".join(sorted(server.groups)) or "none"
     if not server.groups:

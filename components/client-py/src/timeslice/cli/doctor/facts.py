@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from timeslice._settings import in_pod
+
 
 @dataclass(frozen=True)
 class Device:
@@ -117,13 +119,19 @@ class Facts:
     runtime_folder: Folder | None = None
     state_folder: Folder | None = None
     memory_available_bytes: int | None = None
+    pod_labels: Mapping[str, str] = field(default_factory=dict)
+    """What the downward API tells; empty: it tells nothing, or this is no pod."""
     cgroup_room: CgroupRoom | None = None
     """The tightest limit on host memory above this process."""
 
     @property
     def is_remote(self) -> bool:
         """The orchestrator is on another machine: this one need have no GPU."""
-        return self.orchestrator is not None and self.orchestrator.is_chosen and self.orchestrator.socket is None
+        return self.orchestrator is not None and self.orchestrator.socket is None
+
+    @property
+    def is_pod(self) -> bool:
+        return in_pod(self.env)
 
     @property
     def is_mock(self) -> bool:

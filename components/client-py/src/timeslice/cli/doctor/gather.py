@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from timeslice._settings import SettingsError, agent_address, orchestrator_address
+from timeslice._settings import POD_LABELS, SettingsError, agent_address, orchestrator_address, pod_labels
 from timeslice.cli.doctor import installation, machine
 from timeslice.cli.doctor.driver import probe_driver
 from timeslice.cli.doctor.facts import Facts, Server
@@ -46,6 +46,7 @@ def gather(target: str | None, agent: str | None, env: Mapping[str, str]) -> Fac
             driver=driver.result(),
             orchestrator=orchestrator.result(),
             agent=node_agent.result(),
+            pod_labels=pod_labels(POD_LABELS),
             settings_problems=tuple(dict.fromkeys(problems)),
         )
 
