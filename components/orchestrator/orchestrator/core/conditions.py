@@ -77,7 +77,9 @@ class Standing:
         configured = {f"{node}/{accelerator}" for node, accelerator in site.config.accelerators}
         told = site.accelerators()
         self.mismatch = None
-        if configured and site.is_known and configured != set(told):
+        if not site.nodes:
+            self.mismatch = "no node is in the group"
+        elif configured and site.is_known and configured != set(told):
             self.mismatch = (
                 f"configured are {', '.join(sorted(configured))}; the agents say {', '.join(told) or 'none'}"
             )
@@ -163,7 +165,8 @@ def conditions(group: Group, sessions: Sessions, now: float) -> tuple[Condition,
                                    (holding.lease.job,), "The client's threads get no time; its lease stands."))
     if group.standing.mismatch is not None:
         found.append(Condition(ConditionKind.MISCONFIGURED, group.standing.mismatch, group.first_seen_s, (),
-                               "Correct --agent here or --group at the agent."))
+                               "Correct the group's nodes and accelerators: --agent here and --group at the agent; in a"
+                               " cluster, labels of nodes and the TimeSliceGroup's spec."))
     return tuple(found)
 
 

@@ -168,6 +168,13 @@ class NodeObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeDeleted:
+    """The infrastructure says that a node is gone for good, with all it had. Told before the groups without it."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class NodeDisconnected:
     """The stream to a node's agent is gone, or it does not answer; tell it at once, the core counts the time."""
 
@@ -316,6 +323,7 @@ Event = (
     | SessionClosed
     | EvictRequested
     | NodeObserved
+    | NodeDeleted
     | NodeDisconnected
     | ContextChanged
     | ContextGone

@@ -27,6 +27,7 @@ from orchestrator.core.events import (
     EvictRequested,
     GroupConfigured,
     Locked,
+    NodeDeleted,
     NodeDisconnected,
     NodeObserved,
     OperationEnded,
@@ -167,6 +168,8 @@ class Orchestrator:
                 self._start(event, now)
             case GroupConfigured(config):
                 self._configure(config, now)
+            case NodeDeleted(node):
+                self._forget_node(node, now)
             case Draining():
                 assert self._common is not None, "Started comes first"
                 self._common.is_draining = True

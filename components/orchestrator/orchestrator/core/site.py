@@ -88,8 +88,8 @@ class Site:
 
     @property
     def is_known(self) -> bool:
-        """Every node of the group is connected, so that what is kept of it is what is there."""
-        return all(node.is_connected for node in self.nodes)
+        """Every node of the group is connected, so that what is kept of it is what is there; and there is one."""
+        return bool(self.nodes) and all(node.is_connected for node in self.nodes)
 
     def contexts_of(self, job: JobId) -> Iterator[tuple[Node, ContextView]]:
         """Yield a job's contexts with their nodes, as last seen."""
