@@ -39,6 +39,8 @@ class GroupConfigs:
         """Another topology, with what the agents have told so far."""
         changed = GroupConfigs(topology, self._on_unsaveable, self._kill_grace_s)
         changed._ids = dict(self._ids)
+        for group in self._named:
+            changed._named[group]  # one that is not named any more has no node, and grants nothing
         return changed
 
     def all(self) -> tuple[GroupConfig, ...]:

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +18,7 @@ from orchestrator.addresses import CannotListen, address_problem, leaves_machine
 from orchestrator.agents.dialing import PLAIN, BadCredentials, Dialer, TlsFiles
 from orchestrator.config import BadConfig, OrchestratorConfig, default_listen, default_state_dir, env_name
 from orchestrator.core.types import OnUnsaveable
-from orchestrator.infra.interface import AgentSpec
+from orchestrator.infra.interface import AgentSpec, Infra
 from orchestrator.infra.static import BadAgentFlag, StaticInfra, parse_agents
 from orchestrator.logs import say
 from orchestrator.policies import UnsaveablePolicies
@@ -47,6 +47,7 @@ class Arguments:
     """What the command line and the environment say."""
 
     listen: tuple[str, ...]
+    infra: str
     agents: tuple[AgentSpec, ...]
     agent_tls: TlsFiles | None
     state_dir: Path
@@ -72,12 +73,15 @@ def parse(flags: Sequence[str], env: Mapping[str, str]) -> Arguments:
     chosen["on_unsaveable"] = ",".join(given.on_unsaveable) if given.on_unsaveable is not None else None
     config = OrchestratorConfig.from_settings(env, chosen)
     agents = tuple(parse_agents(given.agent))
+    if given.infra == "kubernetes" and agents:
+        raise BadUsage("--agent names a node by hand, and --infra kubernetes takes nodes from the cluster; give one")
     served = {group.group for agent in agents for group in agent.groups}
     for group, _ in config.on_unsaveable.by_group:
-        if group not in served:
+        if group not in served and given.infra == "static":
             raise BadUsage(f"--on-unsaveable names group {group!r}, which no --agent serves")
     return Arguments(
         listen=listen,
+        infra=given.infra,
         agents=agents,
         agent_tls=_agent_tls(given.agent_ca, given.agent_cert, given.agent_key),
         state_dir=given.state_dir or default_state_dir(env),
@@ -142,10 +146,13 @@ async def _run(arguments: Arguments, dialer: Dialer) -> int:
 
     started = time.monotonic()
     try:
-        failure = await serve(
-            arguments.config, StaticInfra(arguments.agents), arguments.listen, arguments.state_dir, stop, ready,
-            dialer)
-    except (CannotListen, StoreRefused, Deposed):
+        async with AsyncExitStack() as stack:
+            infra: Infra = StaticInfra(arguments.agents)
+            if arguments.infra == "kubernetes":
+                infra = await stack.enter_async_context(_cluster())
+            failure = await serve(
+                arguments.config, infra, arguments.listen, arguments.state_dir, stop, ready, dialer)
+    except (CannotListen, StoreRefused, Deposed, BadUsage):
         raise
     except Exception:
         logs.LOG.exception("orchestrator failed; start it again: what was recorded is intact")
@@ -155,6 +162,20 @@ async def _run(arguments: Arguments, dialer: Dialer) -> int:
         return EXIT_FAILED
     say("orchestrator stopped")
     return 0
+
+
+@asynccontextmanager
+async def _cluster() -> AsyncIterator[Infra]:
+    """The cluster, followed within the block. Its client takes 100 MB and a second, so it is imported only here."""
+    from orchestrator.infra.kubernetes import KubernetesInfra
+    from orchestrator.kube.api import NoCluster, connect
+
+    try:
+        async with connect(os.environ) as api:
+            async with KubernetesInfra(api, os.environ.get("POD_NAMESPACE") or "timeslice-system").running() as infra:
+                yield infra
+    except NoCluster as error:
+        raise BadUsage(f"--infra kubernetes: {error}") from error
 
 
 def _parser() -> Parser:
@@ -168,6 +189,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--insecure-listen", action="store_true",
         help="allow --listen addresses that other machines can reach; nobody's identity is checked there")
+    parser.add_argument(
+        "--infra", choices=["static", "kubernetes"], default="static",
+        help="where nodes and groups come from: --agent, or labels of nodes in a cluster (default: static)")
     parser.add_argument(
         "--agent", action="append", default=[], metavar="NODE=ADDR,group=G[:ACC+ACC...],...",
         help="a node's snapshot agent and the groups it serves; may be given several times")

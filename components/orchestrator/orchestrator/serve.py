@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +17,7 @@ from orchestrator.api.listener import Listener
 from orchestrator.api.server import Core, OrchestratorService
 from orchestrator.api.wire import Clock
 from orchestrator.config import OrchestratorConfig
-from orchestrator.core.events import Event, GroupConfigured, NodeObserved, Started
+from orchestrator.core.events import Event, GroupConfigured, NodeDeleted, NodeObserved, Started
 from orchestrator.core.orchestrator import Orchestrator
 from orchestrator.core.types import CoreSettings, Epoch, GroupId, NodeId
 from orchestrator.group_configs import GroupConfigs
@@ -77,7 +77,9 @@ async def lead(
     HigherEpoch: an agent that was not there at the start knows a leader that the store does not.
     """
     topologies = infra.topologies()
-    topology = await anext(topologies)
+    topology = await _first(topologies, stop)
+    if topology is None:
+        return None
     targets = _targets(topology)
     loaded = await store.load()
     seen = await highest_epoch(targets, EPOCH_QUESTION_S, dialer)
@@ -108,6 +110,8 @@ async def lead(
     async def follow_topology() -> NoReturn:
         nonlocal configs
         async for changed in topologies:
+            for node in sorted(changed.deleted):
+                shell.post(NodeDeleted(NodeId(node)))
             configs = configs.with_topology(changed)
             agents.set_targets(_targets(changed))
             for group in configs.all():
@@ -146,6 +150,18 @@ async def lead(
         for task in (failing, stopping, writing):
             task.cancel()
         await shell.close()
+
+
+async def _first(topologies: AsyncIterator[Topology], stop: asyncio.Event) -> Topology | None:
+    """The first topology, which can take as long as an API server is away; None: stopped before there was one."""
+    first = asyncio.ensure_future(anext(topologies))
+    stopping = asyncio.create_task(stop.wait(), name="stop before the start")
+    try:
+        await asyncio.wait([first, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return first.result() if first.done() else None
+    finally:
+        first.cancel()
+        stopping.cancel()
 
 
 def _spare_the_collector() -> None:

@@ -9,7 +9,7 @@ import grpc
 from orchestrator.agents.dialing import PLAIN, Dialer
 from orchestrator.agents.link import AgentEffect, AgentLink, Post
 from orchestrator.agents.target import AgentTarget, LinkSettings
-from orchestrator.core.events import AgentCallFailed
+from orchestrator.core.events import AgentCallFailed, NodeDisconnected
 from orchestrator.core.types import AgentErrorKind, Epoch, NodeId
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
@@ -34,10 +34,12 @@ class AgentPool:
 
     def set_targets(self, targets: Sequence[AgentTarget]) -> None:
         """These are the nodes from now on: links are made, kept, replaced or dropped accordingly."""
-        wanted = {target.node: target for target in targets}
+        wanted = {target.node: target for target in targets if target.address}
         for node, link in list(self._links.items()):
             if wanted.get(node) != link.target:
                 self.forget(node)
+                moved = f"the agent is at {wanted[node].address} now" if node in wanted else "no agent runs there"
+                self._post(NodeDisconnected(node, moved))
         for node, target in wanted.items():
             if node not in self._links:
                 link = self._links[node] = AgentLink(target, self._epoch, self._settings, self._post, self._dialer)
@@ -53,7 +55,7 @@ class AgentPool:
         link = self._links.get(effect.node)
         if link is None:
             self._post(AgentCallFailed(
-                effect.node, effect.operation, AgentErrorKind.UNANSWERED, f"node {effect.node!r} is not configured"))
+                effect.node, effect.operation, AgentErrorKind.UNANSWERED, f"no agent runs on node {effect.node!r}"))
             return
         if not link.announce(effect):
             return
@@ -74,4 +76,4 @@ async def highest_epoch(targets: Sequence[AgentTarget], timeout_s: float, dialer
                 return 0
             return max((fence.leader_epoch for fence in status.fences), default=0)
 
-    return max(await asyncio.gather(*map(ask, targets)), default=0)
+    return max(await asyncio.gather(*(ask(target) for target in targets if target.address)), default=0)

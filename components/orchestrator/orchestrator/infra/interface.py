@@ -20,6 +20,8 @@ class AgentSpec:
 
     node: str
     address: str
+    """Empty: no agent runs there now."""
+
     groups: tuple[GroupOnNode, ...]
 
 
@@ -28,6 +30,10 @@ class Topology:
     """All nodes that are known now. A later topology replaces it whole."""
 
     agents: tuple[AgentSpec, ...]
+
+    deleted: frozenset[str] = frozenset()
+    """Nodes of the topology before this one that are gone for good, with all that was on them. A node that only left
+    its groups is not among them."""
 
 
 class Infra(Protocol):

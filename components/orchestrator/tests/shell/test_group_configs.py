@@ -32,7 +32,13 @@ def test_an_index_becomes_an_id_and_the_change_is_told_once() -> None:
     assert made.observe(N1, VIEWS) == ()
     assert made.all()[0] == resolved
     changed = made.with_topology(Topology(tuple(parse_agents(["n1=unix:/1,group=i:0"]))))
-    assert changed.all() == (config("i", (N1,), (N1, "GPU-a")),)
+    assert changed.all()[0] == config("i", (N1,), (N1, "GPU-a"))
+
+
+def test_a_group_that_is_not_named_any_more_has_no_node() -> None:
+    made = configs("n1=unix:/1,group=g").with_topology(Topology(()))
+    assert made.all() == (config("g", ()),)
+    assert made.with_topology(Topology(tuple(parse_agents(["n1=unix:/1,group=g"])))).all() == (config("g", (N1,)),)
 
 
 def test_an_index_that_the_node_does_not_have_stays_visible() -> None:
