@@ -18,6 +18,7 @@ from orchestrator.addresses import CannotListen, address_problem, leaves_machine
 from orchestrator.agents.dialing import PLAIN, BadCredentials, Dialer, TlsFiles
 from orchestrator.config import BadConfig, OrchestratorConfig, default_listen, default_state_dir, env_name
 from orchestrator.core.types import OnUnsaveable
+from orchestrator.grpc_wakeups import ServerLoop
 from orchestrator.infra.interface import AgentSpec, Infra
 from orchestrator.infra.static import BadAgentFlag, StaticInfra, parse_agents
 from orchestrator.logs import say
@@ -105,7 +106,8 @@ def main(flags: Sequence[str] | None = None) -> int:
         arguments = parse(sys.argv[1:] if flags is None else flags, os.environ)
         logs.set_up(arguments.log_level)
         dialer = PLAIN if arguments.agent_tls is None else Dialer(arguments.agent_tls)
-        status = asyncio.run(_run(arguments, dialer))
+        with asyncio.Runner(loop_factory=ServerLoop) as runner:
+            status = runner.run(_run(arguments, dialer))
     except (BadUsage, BadAgentFlag, BadConfig, BadCredentials, CannotListen, StoreRefused) as error:
         print(f"orchestrator: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
