@@ -46,6 +46,20 @@ class Observer:
             found.append(claim)
         return found
 
+    def claim_in_pods(self, pids: Sequence[int], job: JobId) -> list[ProcessId]:
+        """Processes that somebody in a pod named, by the pids that they have there: of the job's own pods, and of no
+        others. What cannot be told apart is left out: it is found when it uses a device."""
+        named = [self._named(job, pid, None) for pid in pids]
+        return [process for process in named if process is not None]
+
+    def seen_in_pods(self, server: ProcessId | None, job: JobId) -> ProcessId | None:
+        """The process of the job's pods that a workload says it is."""
+        return self._named(job, server.pid, server.start_time) if server is not None else None
+
+    def _named(self, job: JobId, pid: int, start_time: int | None) -> ProcessId | None:
+        found = self._pods.named(self._registry.pods.known, job, pid, start_time, self._own_pids())
+        return found[0] if len(found) == 1 else None
+
     def plant(self, claim: TreeClaim | None) -> Tree | None:
         """Check a tree that somebody described. Raises: RefusedCall."""
         tree = planted(claim, self._own_pids()) if claim is not None else None

@@ -240,12 +240,19 @@ class AgentShell:
         return self._channels.open()
 
     async def register(self, registration: Registration) -> None:
-        claims = self._observer.claim(registration.pids)
-        tree = self._observer.plant(registration.tree)
+        if self._settings.is_in_cluster:
+            # Pids are those of the pod, and a tree is in it: what its processes are is known by its cgroups.
+            claims = self._observer.claim_in_pods(registration.pids, registration.key.job)
+            server = self._observer.seen_in_pods(registration.server, registration.key.job)
+            tree = None
+        else:
+            claims = self._observer.claim(registration.pids)
+            server = self._observer.seen(registration.server)
+            tree = self._observer.plant(registration.tree)
         processes = await self._observer.observe(claims)
         offer = registration.offer
         if offer is not None:
-            offer = replace(offer, server=self._observer.seen(registration.server))
+            offer = replace(offer, server=server)
         await self._ask(Registered(next(self._call_ids), registration.key, processes, tree, offer))
 
     def answered(self, channel: Channel, result: CommandResult) -> None:

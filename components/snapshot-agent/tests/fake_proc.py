@@ -11,13 +11,15 @@ class FakeProc:
         self.folder = folder
         folder.mkdir(exist_ok=True)
 
-    def put(self, pid: int, cgroup: Iterable[str]) -> None:
-        """From now on the process is in these cgroups, as lines of /proc/PID/cgroup."""
+    def put(self, pid: int, cgroup: Iterable[str], inner: int | None = None) -> None:
+        """From now on the process is in these cgroups, as lines of /proc/PID/cgroup; `inner`: its pid in its own
+        namespace, if that is another one."""
         here = self.folder / str(pid)
         if not here.exists():
             here.mkdir()
-            for name in ("stat", "status"):
-                (here / name).symlink_to(f"/proc/{pid}/{name}")
+            (here / "stat").symlink_to(f"/proc/{pid}/stat")
+            status = Path(f"/proc/{pid}/status").read_text()
+            (here / "status").write_text(status + (f"NSpid:\t{pid}\t{inner}\n" if inner is not None else ""))
         (here / "cgroup").write_text("".join(f"{line}\n" for line in cgroup))
 
     def hide(self, pid: int) -> None:

@@ -201,10 +201,10 @@ class FakeNode:
     def tell_pods(self) -> None:
         self.shell.post(PodsChanged(tuple(self.pods.values())))
 
-    def run_in(self, pod: str, size: int | None = 10 * MIB, gpu: AcceleratorId = GPU) -> int:
-        """A process in a pod; with device memory if `size` is given."""
+    def run_in(self, pod: str, size: int | None = 10 * MIB, gpu: AcceleratorId = GPU, inner: int | None = None) -> int:
+        """A process in a pod, where its pid is `inner`; with device memory if `size` is given."""
         pid = self.process(size, gpu)
-        self.proc.put(pid, [f"0::/kubepods/besteffort/pod{pod}/{64 * 'c'}"])
+        self.proc.put(pid, [f"0::/kubepods/besteffort/pod{pod}/{64 * 'c'}"], inner)
         return pid
 
     @asynccontextmanager

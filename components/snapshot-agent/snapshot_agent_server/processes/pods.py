@@ -53,6 +53,17 @@ class PodWalker:
                 found.append((pod, seen.id))
         return found
 
+    def named(
+        self, pods: Mapping[PodUid, Pod], job: JobId, pid: int, start_time: int | None, own_pids: Set[int]
+    ) -> list[ProcessId]:
+        """The living processes in the job's pods that have this pid there; `start_time` tells which of several."""
+        found = [process for _, process in self.find(pods, lambda process: None, own_pids, [job])]
+        return [
+            process
+            for process in found
+            if start_time in (None, process.start_time) and proc.inner_pid(process.pid, self._root) == pid
+        ]
+
     def pod_of(self, pid: int, pods: Mapping[PodUid, Pod]) -> PodUid | None:
         """The pod that a process is in, if it is one of these."""
         containers = {container: pod.uid for pod in pods.values() for container in pod.containers}

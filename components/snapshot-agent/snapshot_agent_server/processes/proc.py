@@ -62,6 +62,16 @@ def owner(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
     return found["Uid"], found["Tgid"]
 
 
+def inner_pid(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """What a process calls itself, in its own PID namespace; None: it has ended. Source: proc_pid_status(5), NSpid."""
+    try:
+        lines = (proc / str(pid) / "status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    named = [line for line in lines if line.startswith("NSpid:")]
+    return int(named[-1].split()[-1]) if named else pid
+
+
 def is_same(process: ProcessId, proc: Path = Path("/proc")) -> bool:
     """The process lives, and is that one and not a later one with its pid."""
     found = facts(process.pid, proc)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from node_under_test import GPU1, MIB, FakeNode
+from node_under_test import GPU, GPU1, MIB, FakeNode
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.processes import proc
 
 
 @pytest.fixture
@@ -89,3 +90,40 @@ async def test_a_pod_that_ends_takes_its_context_along(node: FakeNode) -> None:
         node.tell_pods()
         again = node.run_in(node.pod("a"))
         await client.until(lambda: list(client.jobs.get(("a", "g"), pb.JobStatus()).pids) == [again])
+
+
+async def test_a_pid_that_a_pod_names_is_its_own(node: FakeNode) -> None:
+    """Pid 1 of the node is nobody's business, and neither is that of another job's pod."""
+    async with node.up() as client:
+        ours, theirs = node.run_in(node.pod("a"), None, inner=1), node.run_in(node.pod("b"), None, inner=1)
+        await client.register("a", "g", 1)
+        job = await client.until(lambda: client.jobs.get(("a", "g")))
+        assert list(job.pids) == [ours]
+        await client.register("a", "g", theirs, os.getpid())
+        node.driver.add(theirs, {GPU: MIB})
+        await client.until(lambda: ("b", "g") in client.jobs)
+        assert list(client.jobs["a", "g"].pids) == [ours]
+
+
+async def test_a_pid_that_two_pods_of_the_job_have_waits_for_the_device_to_tell(node: FakeNode) -> None:
+    async with node.up() as client:
+        both = [node.run_in(node.pod("a"), None, inner=1) for _ in range(2)]
+        await client.register("a", "g", 1)
+        node.driver.add(both[1], {GPU: MIB})
+        job = await client.until(lambda: client.jobs.get(("a", "g")))
+        assert list(job.pids) == [both[1]]
+
+
+async def test_a_workload_in_a_pod_lives_as_long_as_its_process_there(node: FakeNode) -> None:
+    async with node.up() as client:
+        pid = node.run_in(node.pod("a"), None, inner=7)
+        facts = proc.facts(pid)
+        assert facts is not None
+        call = client.stub.WorkloadChannel()
+        instance = pb.WorkloadInstance(id="i", pid=7, start_time=facts.id.start_time)
+        offer = pb.RegisterWorkload(job_id="a", group="g", capabilities=pb.WorkloadCapabilities(), instance=instance)
+        await call.write(pb.WorkloadMessage(register=offer))
+        await client.until(lambda: ("a", "g") in client.jobs)
+        call.cancel()
+        os.kill(pid, signal.SIGKILL)
+        await client.until(lambda: ("a", "g") in client.gone)

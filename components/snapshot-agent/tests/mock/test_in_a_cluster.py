@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fake_api_server import FakeApiServer
-from mock_machine import MockMachine
-from node_under_test import following
+from mock_machine import MockMachine, TargetProcess
+from node_under_test import Client, following
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 
 
@@ -22,6 +22,14 @@ async def server(machine: MockMachine, tmp_path: Path) -> AsyncIterator[FakeApiS
     async with server.up():
         machine.env["KUBECONFIG"] = str(server.kubeconfig(tmp_path / "kubeconfig"))
         yield server
+
+
+async def name(client: Client, target: TargetProcess) -> None:
+    """Make the process job a's in group trainers, as a peer does that names the processes with its orders."""
+    chosen = pb.BackendConfig(cuda=pb.CudaBackendConfig(explicit_target=pb.ProcessTarget(pids=[target.pid])))
+    named = await client.snapshot("a", "trainers", id="named", backend_config=chosen)
+    assert named.status == pb.OPERATION_STATUS_COMPLETE
+    await client.restore("a", "trainers", id="back")
 
 
 async def test_groups_come_and_go_as_the_cluster_says(machine: MockMachine, server: FakeApiServer) -> None:
@@ -44,7 +52,7 @@ async def test_a_workload_in_a_group_that_left_is_still_saved_and_brought_back(
     trainers = await server.group("trainers", "0")
     target = await machine.target()
     async with machine.agent("--kubernetes", groups=()), following(machine.address) as client:
-        await client.register("a", "trainers", target.pid)
+        await name(client, target)
         await server.delete("/apis/timeslice.io/v1alpha1/timeslicegroups", trainers)
         await client.until(lambda: "left this node" in client.jobs["a", "trainers"].reason)
         assert (await client.snapshot("a", "trainers", id="s")).status == pb.OPERATION_STATUS_COMPLETE
@@ -58,7 +66,7 @@ async def test_while_the_api_server_is_away_everything_goes_on_also_after_a_rest
     await server.group("trainers", "0")
     target = await machine.target()
     async with machine.agent("--kubernetes", groups=()), following(machine.address) as client:
-        await client.register("a", "trainers", target.pid)
+        await name(client, target)
         await server.stop()
         assert (await client.snapshot("a", "trainers", id="s")).status == pb.OPERATION_STATUS_COMPLETE
     async with machine.agent("--kubernetes", groups=()) as agent, following(machine.address) as client:
@@ -98,7 +106,7 @@ async def test_in_a_rolling_update_the_new_one_waits_for_the_old_ones_end(
     target = await machine.target()
     machine.inject("slow", "checkpoint=1.5")
     async with machine.agent("--kubernetes", groups=()) as old, following(machine.address) as client:
-        await client.register("a", "trainers", target.pid)
+        await name(client, target)
         await client.stub.Snapshot(pb.SnapshotRequest(job_id="a", group="trainers", operation_id="s"))
         ending = asyncio.create_task(old.terminate())
         async with machine.agent("--kubernetes", groups=()) as new, following(machine.address) as again:
