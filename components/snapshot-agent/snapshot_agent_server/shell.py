@@ -48,6 +48,7 @@ from snapshot_agent_server.core.effects import (
     RecordWorkload,
     Refuse,
     SendCommand,
+    StopProgram,
     TakeSample,
     WatchProcess,
 )
@@ -69,7 +70,7 @@ from snapshot_agent_server.core.events import (
     Sampled,
     Woken,
 )
-from snapshot_agent_server.core.ids import AcceleratorId, GroupId, OperationId
+from snapshot_agent_server.core.ids import AcceleratorId, GroupId, OperationId, ProcessId
 from snapshot_agent_server.core.node import Node
 from snapshot_agent_server.core.operations import Kind, Operation, Status
 from snapshot_agent_server.core.outcomes import Outcome
@@ -77,7 +78,7 @@ from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.core.workloads import CommandResult
-from snapshot_agent_server.driver.interface import Driver
+from snapshot_agent_server.driver.interface import Driver, Program
 from snapshot_agent_server.observer import SAMPLE_TIMEOUT_S, Observer, observed
 from snapshot_agent_server.processes import proc
 from snapshot_agent_server.processes.pidfd import ProcessEnds, kill
@@ -116,6 +117,8 @@ class AgentShell:
         self._node = Node(settings, incarnation)
         self._observer = Observer(driver, self._node.registry, own_pids, PodWalker(processes))
         self._backend = CudaBackend(driver)
+        self._programs: dict[ProcessId, Program] = {}
+        """Those that can be stopped, by the process of the call that is under way."""
         self._streams = Streams(incarnation)
         self._ends = ProcessEnds(lambda process: self._post_or_stop(ProcessEnded(process)))
         self._failed = asyncio.Event()
@@ -375,7 +378,7 @@ class AgentShell:
                     is_durable = True
                 case ForgetProcess() | ForgetTrees() | ForgetOperation() | RecordPods() | RecordGroups():
                     records.append(effect)
-                case CallDriver() | SendCommand():
+                case CallDriver() | StopProgram() | SendCommand():
                     calls.append(effect)
                 case Accept() | Refuse() | KillProcesses() | WatchProcess() | EndChannel():
                     behind.append(effect)
@@ -397,7 +400,12 @@ class AgentShell:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case CallDriver():
-                self._backend.begin(effect, self._driver_answered)
+                program = self._backend.begin(effect, self._driver_answered)
+                if effect.then and program is not None:
+                    self._programs[effect.process] = program
+            case StopProgram(process):
+                if process in self._programs:
+                    self._programs[process].stop()
             case Accept() | Refuse():
                 answer = self._calls.get(effect.call)
                 if answer is not None and not answer.done():
@@ -513,9 +521,12 @@ class AgentShell:
     async def _list_members(self, wanted: ListMembers) -> None:
         self.post(await self._observer.list_members(wanted))
 
-    def _driver_answered(self, call: CallDriver, outcome: Outcome, goes_on: bool) -> None:
+    def _driver_answered(self, call: CallDriver, outcome: Outcome, begun: CallDriver | None) -> None:
+        program = self._programs.pop(call.process, None)
+        if program is not None and begun is not None:
+            self._programs[begun.process] = program
         if not self._is_over:
-            self._post_or_stop(Answered(call.operation, call.process, call.verb, outcome, goes_on))
+            self._post_or_stop(Answered(call.operation, call.process, call.verb, outcome, goes_on=begun is not None))
 
     # -- observing
 

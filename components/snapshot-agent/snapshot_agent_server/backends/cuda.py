@@ -24,7 +24,7 @@ class CudaBackend:
         why_not = self._objection(call)
         if why_not is None:
             return self._driver.begin(call, answered)
-        asyncio.get_running_loop().call_soon(answered, call, why_not, False)
+        asyncio.get_running_loop().call_soon(answered, call, why_not, None)
         return None
 
     def _objection(self, call: CallDriver) -> Outcome | None:

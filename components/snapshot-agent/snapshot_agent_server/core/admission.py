@@ -33,14 +33,23 @@ class Admission:
     def started(self, operation: Operation) -> list[Effect]:
         """Unlock and an unlocking Restore begin a turn, Lock and Snapshot end it: from their start, so that it is on
         record before the driver is called, and a restart knows which way to mend what was half done."""
-        if operation.is_own:
-            return []
         effects: list[Effect] = []
-        for key in operation.keys:
+        for group, turn in self._turns_at(operation).items():
+            operation.turns_before[group] = self.turns.get(group, Turn())
+            effects += self._set(group, turn)
+        return effects
+
+    def changes_at(self, operation: Operation) -> bool:
+        """Whether its start puts a turn on record."""
+        return any(self.turns.get(group) != turn for group, turn in self._turns_at(operation).items())
+
+    def _turns_at(self, operation: Operation) -> dict[GroupId, Turn]:
+        """Whose turn it is in each of its groups once it has started."""
+        found: dict[GroupId, Turn] = {}
+        for key in operation.keys if not operation.is_own else ():
             if operation.token == 0 and key.group not in self.turns:
                 continue
             turn = self.turns.get(key.group, Turn())
-            operation.turns_before[key.group] = turn
             match operation.kind:
                 case Kind.LOCK | Kind.SNAPSHOT:
                     turn = turn.ended(key.job)
@@ -48,8 +57,8 @@ class Admission:
                     pass
                 case Kind.RESTORE | Kind.UNLOCK:
                     turn = turn.unlocked(key.job)
-            effects += self._set(key.group, turn)
-        return effects
+            found[key.group] = turn
+        return found
 
     def failed(self, operation: Operation) -> list[Effect]:
         """The operation went back: so does what its start changed."""

@@ -55,6 +55,14 @@ class CallDriver:
 
 
 @dataclass(frozen=True, slots=True)
+class StopProgram:
+    """Begin nothing more of the `then` that the call of this process has, if its next one has not begun yet. The
+    answer says which."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
 class Emptied:
     """No process of a context with trees is known any more, since this one ended (None: was taken over by another)."""
 
@@ -278,6 +286,7 @@ class TakeSample:
 
 Effect = (
     CallDriver
+    | StopProgram
     | ListMembers
     | SendCommand
     | EndChannel

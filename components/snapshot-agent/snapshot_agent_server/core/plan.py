@@ -42,59 +42,82 @@ class Reached:
 
 
 Next = Steps | Wait | Reached
-_Open = tuple[ProcessRecord, Work, DriverState]
 
 
-def plan(operation: Operation, processes: Iterable[ProcessRecord], now: float) -> Next:
-    """`processes`: those of the operation that still live, in a stable order."""
-    open_: list[_Open] = []
-    unsettled: list[_Open] = []
-    back: list[_Open] = []
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    """Where one process is, what it is at, and where it shall be."""
+
+    process: ProcessRecord
+    work: Work
+    state: DriverState
+    in_flight: Verb | None
+    goal: DriverState
+
+
+_NOTHING: Mapping[ProcessId, DriverState] = {}
+
+
+def plan(
+    operation: Operation,
+    processes: Iterable[ProcessRecord],
+    now: float,
+    assumed: Mapping[ProcessId, DriverState] = _NOTHING,
+) -> Next:
+    """`processes`: those of the operation that still live, in a stable order; of one that waits, those that it would
+    begin with. `assumed`: suppose that these are there by then, and nothing in flight.
+    """
+    open_: list[_Stand] = []
+    unsettled: list[_Stand] = []
+    back: list[_Stand] = []
     for process in processes:
-        work = operation.work[process.id]
-        if process.state in (DriverState.NONE, DriverState.FAILED) and work.in_flight is None:
+        work = operation.work.get(process.id) or Work(process.state)
+        state, in_flight = process.state, work.in_flight
+        if process.id in assumed:
+            state, in_flight = assumed[process.id], None
+        if state in (DriverState.NONE, DriverState.FAILED) and in_flight is None:
             continue
-        goal = operation.goal(work, process.state)
-        if not process.state.is_settled or work.in_flight is not None:
-            unsettled.append((process, work, goal))
-        (back if process.state is goal else open_).append((process, work, goal))
-    lock = [o for o in open_ if o[0].state is DriverState.RUNNING]
+        stand = _Stand(process, work, state, in_flight, operation.goal(work, state))
+        if not state.is_settled or in_flight is not None:
+            unsettled.append(stand)
+        (back if state is stand.goal else open_).append(stand)
+    lock = [o for o in open_ if o.state is DriverState.RUNNING]
     if unsettled:
         # Locks go out together; everything else waits until the driver has said where each process is.
-        ask = [o for o in unsettled if not o[0].state.is_settled]
-        together = ask + (lock if all(o[1].in_flight in (None, Verb.LOCK, Verb.STATE) for o in unsettled) else [])
-        return _start(together, now, {o[0].id: Verb.LOCK if o in lock else Verb.STATE for o in together})
+        ask = [o for o in unsettled if not o.state.is_settled]
+        together = ask + (lock if all(o.in_flight in (None, Verb.LOCK, Verb.STATE) for o in unsettled) else [])
+        return _start(together, now, {o.process.id: Verb.LOCK if o in lock else Verb.STATE for o in together})
     if lock:
-        return _start(lock, now, {o[0].id: Verb.LOCK for o in lock})
-    for process, work, goal in open_:
-        if process.state is DriverState.LOCKED and goal is DriverState.CHECKPOINTED:
-            return _start([(process, work, goal)], now, {process.id: Verb.CHECKPOINT})
-    restore = [o for o in open_ if o[0].state is DriverState.CHECKPOINTED]
+        return _start(lock, now, {o.process.id: Verb.LOCK for o in lock})
+    for one in open_:
+        if one.state is DriverState.LOCKED and one.goal is DriverState.CHECKPOINTED:
+            return _start([one], now, {one.process.id: Verb.CHECKPOINT})
+    restore = [o for o in open_ if o.state is DriverState.CHECKPOINTED]
     if restore:
         need: dict[AcceleratorId, int] = {}
-        for process, _, _ in restore:
+        for one in restore:
             # One whose saved size nobody knows any more asks for the margin at least.
-            for accelerator, size in (process.saved or dict.fromkeys(process.seen_on, 0)).items():
+            for accelerator, size in (one.process.saved or dict.fromkeys(one.process.seen_on, 0)).items():
                 need[accelerator] = need.get(accelerator, 0) + size
-        return _start(restore[:1], now, {restore[0][0].id: Verb.RESTORE}, need)
+        return _start(restore[:1], now, {restore[0].process.id: Verb.RESTORE}, need)
     if open_:
-        return _start(open_, now, {o[0].id: Verb.UNLOCK for o in open_})
-    for process, work, goal in back:
+        return _start(open_, now, {o.process.id: Verb.UNLOCK for o in open_})
+    for one in back:
         # Where it shall be, as it seems, but an abandoned call may move it yet: the same call again settles that.
-        if work.abandoned is not None and work.is_open(process.state):
-            return _start([(process, work, goal)], now, {process.id: work.abandoned}, dict(process.saved))
+        if one.work.abandoned is not None and one.work.is_open(one.state):
+            return _start([one], now, {one.process.id: one.work.abandoned}, dict(one.process.saved))
     return Reached()
 
 
 def _start(
-    wanted: list[_Open],
+    wanted: list[_Stand],
     now: float,
     verbs: Mapping[ProcessId, Verb],
     need: Mapping[AcceleratorId, int] | None = None,
 ) -> Next:
     """Start what neither runs nor waits for its retry; else say until when to wait."""
-    idle = [(process, work) for process, work, _ in wanted if work.in_flight is None]
-    ready = [process for process, work in idle if work.retry_at <= now]
+    idle = [one for one in wanted if one.in_flight is None]
+    ready = [one.process.id for one in idle if one.work.retry_at <= now]
     if ready:
-        return Steps(tuple(Step(process.id, verbs[process.id], need) for process in ready))
-    return Wait(min((work.retry_at for _, work in idle), default=None))
+        return Steps(tuple(Step(process, verbs[process], need) for process in ready))
+    return Wait(min((one.work.retry_at for one in idle), default=None))

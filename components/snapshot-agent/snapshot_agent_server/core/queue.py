@@ -11,12 +11,14 @@ from snapshot_agent_server.core.commander import Commander
 from snapshot_agent_server.core.contexts import Context
 from snapshot_agent_server.core.effects import (
     Accept,
+    CallDriver,
     Effect,
     ForgetOperation,
     ListMembers,
     PublishOperation,
     RecordOperation,
     Refuse,
+    StopProgram,
     TakeSample,
 )
 from snapshot_agent_server.core.events import Answered, Requested
@@ -25,6 +27,7 @@ from snapshot_agent_server.core.ids import ContextKey, OperationId
 from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.operations import GONE, Kind, Operation, Phase, Result, Status
 from snapshot_agent_server.core.outcomes import DriverState, Verb
+from snapshot_agent_server.core.programs import Programs
 from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.registry import Registry
 from snapshot_agent_server.core.runner import Runner
@@ -51,6 +54,7 @@ class Queue:
         self.active: dict[OperationId, Operation] = {}
         """Waiting or running, in order of arrival."""
         self.commander = Commander(settings, registry, self.active.get, incarnation)
+        self._programs = Programs()
         self._lost: OrderedDict[ContextKey, str] = OrderedDict()
         """Saved contexts whose processes ended: a restore of them is refused, never taken for nothing to do."""
         self._own = 0
@@ -79,7 +83,7 @@ class Queue:
                 times.append(self._driving(operation).wake_at(operation, now))
                 if operation.kind.moves_memory and now < self._told_at(operation):
                     times.append(self._told_at(operation))
-            else:
+            elif not self._programs.promise(operation.id):
                 times.append(operation.deadline)
                 if operation.after is not None and operation.after not in self.operations:
                     times.append(operation.waiting_since + self._settings.after_wait_s)
@@ -151,8 +155,21 @@ class Queue:
         return self.advance(now)
 
     def answered(self, event: Answered, now: float) -> list[Effect]:
+        begun = self._programs.answered(event)
         operation = self.active.get(event.operation)
-        return self._runner.take(operation, event, now) if operation is not None else []
+        effects = self._runner.take(operation, event, now) if operation is not None else []
+        return effects + self._begun(begun, now) if begun is not None else effects
+
+    def _begun(self, call: CallDriver, now: float) -> list[Effect]:
+        """A worker has begun a call by itself: so it is, whatever happened since."""
+        operation = self.active.get(call.operation)
+        if operation is None:
+            return []
+        effects = self._start(operation, Backend.CUDA, now) if operation.phase is Phase.WAITING else []
+        work = operation.work.get(call.process)
+        if work is not None:
+            work.in_flight = call.verb
+        return effects
 
     def listed(self, operation_id: OperationId | None) -> None:
         """The trees of an operation's contexts were looked through."""
@@ -206,7 +223,7 @@ class Queue:
             is_changed = False
             for operation in list(self.active.values()):
                 if operation.is_running:
-                    more, result = self._driving(operation).advance(operation, now)
+                    more, result = self._drive(operation, now)
                     effects += more
                     if result is not None:
                         effects += self._end(operation, result, now)
@@ -215,10 +232,61 @@ class Queue:
                     started, more = self._try_start(operation, now)
                     effects += more
                     is_changed = is_changed or started
+        return self._stops(now) + [self._program(e, now) if isinstance(e, CallDriver) else e for e in effects]
+
+    def _drive(self, operation: Operation, now: float) -> tuple[list[Effect], Result | None]:
+        if operation.backend is Backend.CUDA:
+            return self._runner.advance(operation, now, is_promised=self._programs.promise(operation.id))
+        return self.commander.advance(operation, now)
+
+    def _program(self, call: CallDriver, now: float) -> CallDriver:
+        """Let a call bring along what follows it for sure."""
+        return self._programs.begin(call, self._following(call, now))
+
+    def _stops(self, now: float) -> list[Effect]:
+        """What was promised is wanted no more."""
+        effects: list[Effect] = []
+        for program in self._programs:
+            if not program.is_stopped and not program.is_still(self._following(program.call, now)):
+                program.is_stopped = True
+                effects.append(StopProgram(program.call.process))
         return effects
+
+    def _following(self, call: CallDriver, now: float) -> list[CallDriver]:
+        """The calls that come behind this one if all goes well: those of its operation, and if they bring that to its
+        end, those of the one that is to follow it.
+        """
+        operation = self.active.get(call.operation)
+        if operation is None or operation.phase is not Phase.FORWARD or call.verb is Verb.STATE:
+            return []
+        records = (record for record in self._registry.records(operation.keys) if record.id in operation.work)
+        calls, is_end = self._runner.following(operation, records, call, now)
+        next_ = self._successor(operation, now) if is_end else None
+        if next_ is not None:
+            calls += self._runner.following(next_, self._registry.records(next_.keys), None, now)[0]
+        return calls
+
+    def _successor(self, operation: Operation, now: float) -> Operation | None:
+        """What would start at once, and without anything on record first, if this operation were complete.
+
+        Only one whose deadline is not earlier, so that it is decided in time whether it starts.
+        """
+        for other in self.active.values():
+            if other.after != operation.id or other.phase is not Phase.WAITING or other.deadline < operation.deadline:
+                continue
+            groups = [key.group for key in other.keys]
+            is_free = self._fences.check(groups, other.token, other.epoch) is None
+            is_free = is_free and self._blocker(other, now, ended=operation) == ("", "")
+            is_free = is_free and choose(other.kind, self._contexts(other.keys), other.wish) == (Backend.CUDA, "")
+            is_free = is_free and not self._objection(other) and not self._admission.changes_at(other)
+            is_sure = all(record.suspect_until <= now for record in self._registry.records(other.keys))
+            return other if is_free and is_sure else None
+        return None
 
     def _try_start(self, operation: Operation, now: float) -> tuple[bool, list[Effect]]:
         """Start an operation, or end it, or leave it waiting: then (False, nothing)."""
+        if self._programs.promise(operation.id):
+            return False, []
         stale = (
             None
             if operation.is_own
@@ -242,14 +310,18 @@ class Queue:
             return False, []
         if not operation.is_listed and self._needs_listing(operation):
             return self._list(operation)
-        operation.backend, _ = choose(operation.kind, self._contexts(operation.keys), operation.wish)
+        backend, _ = choose(operation.kind, self._contexts(operation.keys), operation.wish)
+        return True, self._start(operation, backend, now)
+
+    def _start(self, operation: Operation, backend: Backend, now: float) -> list[Effect]:
+        operation.backend = backend
         self._driving(operation).begin(operation, now)
         effects = self._admission.started(operation)
         if operation.is_public:
             # A restore is on record since it was accepted, and the driver says again where its processes stand: its
             # start need not be on disk before the driver is called, which the job on its way back would wait for.
             effects.append(RecordOperation(operation, is_lazy=operation.kind is Kind.RESTORE))
-        return True, effects
+        return effects
 
     def _needs_listing(self, operation: Operation) -> bool:
         """What is to be stopped or saved must be known to the last process; what comes back is known."""
@@ -271,9 +343,9 @@ class Queue:
     def _contexts(self, keys: Iterable[ContextKey]) -> list[tuple[ContextKey, Context | None]]:
         return [(key, self._registry.contexts.get(key)) for key in keys]
 
-    def _blocker(self, operation: Operation, now: float) -> tuple[str, str]:
-        """What the operation waits for, and the error if it waits in vain."""
-        if operation.after is not None:
+    def _blocker(self, operation: Operation, now: float, ended: Operation | None = None) -> tuple[str, str]:
+        """What the operation waits for, and the error if it waits in vain; if `ended` were complete."""
+        if operation.after is not None and (ended is None or operation.after != ended.id):
             before = self.operations.get(operation.after)
             if before is None:
                 waited = f"operation {operation.after!r}, which it follows, is not known here"
@@ -285,9 +357,13 @@ class Queue:
         for other in self.active.values():
             if other is operation:
                 break
+            if other is ended:
+                continue
             if set(other.keys) & set(operation.keys) and other.after != operation.id:
                 return f"{other.kind} of the same context is {other.phase}", ""
         for other in self.active.values():
+            if other is ended:
+                continue
             if other.is_running and other is not operation and set(other.keys) & set(operation.keys):
                 return f"{other.kind} of the same context is {other.phase}", ""
             is_moving = operation.kind is Kind.RESTORE and other.is_running and other.kind.moves_memory

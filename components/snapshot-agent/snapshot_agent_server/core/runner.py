@@ -6,6 +6,9 @@ cut off goes on from the same data after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from snapshot_agent_server.core.contexts import ProcessRecord, failed_text
 from snapshot_agent_server.core.effects import CallDriver, Effect, RecordProcess
 from snapshot_agent_server.core.events import Answered
@@ -24,10 +27,13 @@ from snapshot_agent_server.core.outcomes import (
     Stopped,
     Verb,
 )
-from snapshot_agent_server.core.plan import Reached, Step, Steps, Wait, plan
+from snapshot_agent_server.core.plan import Reached, Step, Steps, plan
 from snapshot_agent_server.core.registry import Registry
 from snapshot_agent_server.core.room import no_room_text
 from snapshot_agent_server.core.settings import CoreSettings
+
+FOLLOWING = (Verb.CHECKPOINT, Verb.RESTORE, Verb.UNLOCK)
+"""What a worker may begin by itself: calls whose outcome, if it is the right one, says where the process is."""
 
 
 class Runner:
@@ -51,8 +57,13 @@ class Runner:
             if is_new or record.suspect_until > now:
                 record.state = DriverState.UNKNOWN
 
-    def advance(self, operation: Operation, now: float) -> tuple[list[Effect], Result | None]:
-        """What to do next, and the result if there is one now: the last, or that it is indeterminate so far."""
+    def advance(
+        self, operation: Operation, now: float, *, is_promised: bool = False
+    ) -> tuple[list[Effect], Result | None]:
+        """What to do next, and the result if there is one now: the last, or that it is indeterminate so far.
+
+        `is_promised`: a worker may begin its next call by itself, so that none is to be made before that is known.
+        """
         records = self._records(operation)
         if operation.work and not records:
             named = ", ".join(str(process.pid) for process in operation.work)
@@ -72,10 +83,33 @@ class Runner:
                 if operation.phase is Phase.FORWARD:
                     return [], self._result(operation, now)
                 return [], self._result(operation, now, operation.error, is_rolled_back=self._is_back(operation))
-            case Steps(steps):
-                return [self._call(operation, step, now) for step in steps], self._early_result(operation, records, now)
-            case Wait():
+            case Steps(steps) if not is_promised:
+                calls: list[Effect] = []
+                for step in steps:
+                    operation.work[step.process].in_flight = step.verb
+                    calls.append(self._call(operation, step, now))
+                return calls, self._early_result(operation, records, now)
+            case _:
                 return [], self._early_result(operation, records, now)
+
+    def following(
+        self, operation: Operation, records: Iterable[ProcessRecord], first: CallDriver | None, now: float
+    ) -> tuple[list[CallDriver], bool]:
+        """The calls that come one by one behind `first` (None: from where the processes are) if each does what it
+        shall, and whether the operation is at its end then. Changes nothing.
+        """
+        calls: list[CallDriver] = []
+        records = list(records)
+        assumed = {first.process: RESULT_OF[first.verb]} if first is not None else {}
+        while True:
+            match plan(operation, records, now, assumed):
+                case Reached():
+                    return calls, True
+                case Steps((step,)) if step.verb in FOLLOWING:
+                    calls.append(replace(self._call(operation, step, now), not_after=operation.deadline))
+                    assumed[step.process] = RESULT_OF[step.verb]
+                case _:
+                    return calls, False
 
     def wake_at(self, operation: Operation, now: float) -> float | None:
         """When `advance` must be called again if nothing happens before."""
@@ -179,7 +213,7 @@ class Runner:
 
     def _call(self, operation: Operation, step: Step, now: float) -> CallDriver:
         settings = self._settings
-        is_forward = operation.phase is Phase.FORWARD
+        is_forward = operation.phase is not Phase.ROLLBACK
         left = max(operation.deadline - now, 0.05) if is_forward else settings.operation_timeout_s
         lock_s = 0.0
         match step.verb:
@@ -194,7 +228,6 @@ class Runner:
                 timeout = settings.unlock_timeout_s
             case Verb.CHECKPOINT | Verb.RESTORE:
                 timeout = left
-        operation.work[step.process].in_flight = step.verb
         accelerators: tuple[AcceleratorId, ...] = ()
         if step.verb is Verb.CHECKPOINT:
             record = self._registry.record(step.process)

@@ -109,15 +109,16 @@ class _Answers:
         """How long the next call may take, if there is one."""
         call = self._calls[self._at]
         if isinstance(reply, TimeoutError):
-            self._answered(call, Abandoned(f"no answer from the driver within {self._limit_s:g} s"), False)
+            self._answered(call, Abandoned(f"no answer from the driver within {self._limit_s:g} s"), None)
         elif isinstance(reply, Exception):
-            self._answered(call, Abandoned(str(reply)), False)
+            self._answered(call, Abandoned(str(reply)), None)
         elif not reply.get("goes_on"):
-            self._answered(call, _outcome(call, reply), False)
+            self._answered(call, _outcome(call, reply), None)
         else:
             self._at += 1
-            self._limit_s = _limit_s(self._calls[self._at], self._clock())
-            self._answered(call, _outcome(call, reply), True)
+            begun = self._calls[self._at]
+            self._limit_s = _limit_s(begun, self._clock())
+            self._answered(call, _outcome(call, reply), begun)
             return self._limit_s
         return None
 

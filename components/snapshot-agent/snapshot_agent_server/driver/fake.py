@@ -127,12 +127,12 @@ class FakeDriver:
             assert call.not_after is not None, "a call that follows another one has a time after which it may not begin"
             may_begin = not program.is_stopped and now < call.not_after and proc.can_be_asked(call.process)
             if not isinstance(outcome, Done) or not may_begin:
-                answered(before, outcome, False)
+                answered(before, outcome, None)
                 return
-            answered(before, outcome, True)
+            answered(before, outcome, call)
             is_move = call.verb in (Verb.CHECKPOINT, Verb.RESTORE)
             outcome = await self._make(call, max(call.not_after - now, 0.05) if is_move else call.timeout_s)
-        answered(calls[-1], outcome, False)
+        answered(calls[-1], outcome, None)
 
     async def _make(self, call: CallDriver, timeout_s: float) -> Outcome:
         pid = call.process.pid

@@ -10,8 +10,8 @@ from snapshot_agent_server.core.effects import CallDriver
 from snapshot_agent_server.core.outcomes import Abandoned, DriverState, Outcome
 from snapshot_agent_server.core.samples import Sample
 
-Answered = Callable[[CallDriver, Outcome, bool], None]
-"""Told of each call of a program when it is over; True: the next one is under way."""
+Answered = Callable[[CallDriver, Outcome, CallDriver | None], None]
+"""Told of each call of a program when it is over, and which next one is under way."""
 
 
 class DriverMissing(Exception):
@@ -66,7 +66,7 @@ async def outcome_of(driver: Driver, call: CallDriver) -> Outcome:
     """Make one call and wait for what comes of it."""
     answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
-    def answered(_: CallDriver, outcome: Outcome, __: bool) -> None:
+    def answered(_: CallDriver, outcome: Outcome, __: CallDriver | None) -> None:
         if not answer.done():
             answer.set_result(outcome)
 

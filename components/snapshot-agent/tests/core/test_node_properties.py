@@ -175,6 +175,29 @@ class NodeMachine(RuleBasedStateMachine):
             living = [pid for pid in self.members_alive() if self.world.members[pid] == ContextKey(job, group)]
             assert not living or operation in self.listed, "a tree's snapshot started before its members were listed"
 
+    @rule(
+        jobs=st.permutations(JOBS),
+        group=st.sampled_from(GROUPS),
+        step=st.integers(0, 1),
+        leave_locked=st.booleans(),
+        timeouts_s=st.tuples(st.sampled_from([0.0, 0.3, 5.0]), st.sampled_from([0.0, 0.3, 5.0])),
+    )
+    def hand_over(
+        self, jobs: list[JobId], group: GroupId, step: int, leave_locked: bool, timeouts_s: tuple[float, float]
+    ) -> None:
+        """A snapshot, and in the same message the restore that is to follow it."""
+        token = self.token[group] = max(1, self.token[group] + step)
+        numbers = (self.world.number(), self.world.number())
+        first, second = OperationId(f"snapshot-{numbers[0]}"), OperationId(f"restore-{numbers[1]}")
+        leaving, coming = jobs[:2]
+        self.kinds[first] = (Kind.SNAPSHOT, ContextKey(leaving, group), False)
+        self.kinds[second] = (Kind.RESTORE, ContextKey(coming, group), leave_locked)
+        then = Requested(
+            numbers[1], Kind.RESTORE, coming, group, second, token, 1, timeouts_s[1], leave_locked, after=first
+        )
+        self.world.post(Requested(numbers[0], Kind.SNAPSHOT, leaving, group, first, token, 1, timeouts_s[0], then=then))
+        assert {number for number in numbers if number in self.world.accepted} == set(numbers)
+
     @precondition(lambda self: self.kinds)
     @rule(data=st.data())
     def repeat_a_request(self, data: st.DataObject) -> None:
@@ -249,6 +272,16 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_call_answers(self, data: st.DataObject) -> None:
         self.world.answer(data.draw(st.sampled_from(self.world.calls)))
+
+    @precondition(lambda self: any(call.then for call in self.world.calls))
+    @rule(data=st.data())
+    def a_worker_goes_on_unheard(self, data: st.DataObject) -> None:
+        self.world.go_on(data.draw(st.sampled_from([call for call in self.world.calls if call.then])))
+
+    @precondition(lambda self: self.world.unheard)
+    @rule()
+    def the_node_hears_of_it(self) -> None:
+        self.world.hear()
 
     @precondition(lambda self: self.world.calls)
     @rule(kind=st.sampled_from(FAULTS), data=st.data())

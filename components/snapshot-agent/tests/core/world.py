@@ -36,6 +36,7 @@ from snapshot_agent_server.core.effects import (
     RecordWorkload,
     Refuse,
     SendCommand,
+    StopProgram,
 )
 from snapshot_agent_server.core.events import (
     Answered,
@@ -196,6 +197,12 @@ class World:
         self.targets: dict[int, Target] = {}
         self.calls: list[CallDriver] = []
         """Driver calls under way."""
+        self.unheard: list[Answered] = []
+        """What workers have said already, and went on from, and the node has not heard yet."""
+        self.stopped: set[ProcessId] = set()
+        """The processes whose call is the last of its program."""
+        self._moved: dict[ProcessId, ProcessId] = {}
+        """From the process whose call the node takes for under way to the one that the worker is at."""
         self.listings: list[ListMembers] = []
         """Trees that are being looked through."""
         self.look = MembersListed()
@@ -353,10 +360,48 @@ class World:
 
     def answer(self, call: CallDriver, outcome: Outcome | None = None) -> None:
         """A driver call comes to an end; by the rules, unless an outcome is given."""
-        self.calls.remove(call)
+        self.hear()
+        if call not in self.calls:
+            return  # what was heard has brought the call to its end
         if outcome is None:
             outcome = self.obey(call)
-        self.post(Answered(call.operation, call.process, call.verb, outcome))
+        self._say(call, outcome)
+        self.hear()
+
+    def go_on(self, call: CallDriver) -> None:
+        """A call of a program is done by the rules; the node does not hear of it yet, but if nothing follows."""
+        self._say(call, self.obey(call))
+        if not self.unheard or not self.unheard[-1].goes_on:
+            self.hear()
+
+    def hear(self) -> None:
+        """What workers have said reaches the node."""
+        while self.unheard:
+            heard = self.unheard.pop(0)
+            self._moved.pop(heard.process, None)
+            self.post(heard)
+
+    def _say(self, call: CallDriver, outcome: Outcome) -> None:
+        """A worker says what came of a call, and begins the next one if it may."""
+        self.calls.remove(call)
+        begun = self._next(call, outcome)
+        if begun is not None:
+            others = [other for other in self.calls if other.process == begun.process]
+            assert not others, f"two calls at once to one process: {begun} beside {others}"
+            self.calls.append(begun)
+            self._moved[call.process] = begun.process
+        self.stopped.discard(call.process)
+        self.unheard.append(Answered(call.operation, call.process, call.verb, outcome, begun is not None))
+
+    def _next(self, call: CallDriver, outcome: Outcome) -> CallDriver | None:
+        if not call.then or not isinstance(outcome, Done) or call.process in self.stopped:
+            return None
+        following, *later = call.then
+        target = self.targets.get(following.process.pid)
+        assert following.not_after is not None
+        if target is None or target.id != following.process or self.now >= following.not_after:
+            return None
+        return replace(following, then=tuple(later))
 
     def obey(self, call: CallDriver) -> Outcome:
         target = self.targets.get(call.process.pid)
@@ -413,6 +458,9 @@ class World:
             elif fate == "late":
                 self.hang(call)
         self.calls.clear()
+        self.unheard.clear()
+        self._moved.clear()
+        self.stopped.clear()
         self.listings.clear()
         self.look = MembersListed()
         if not is_lazy_lost:
@@ -518,6 +566,11 @@ class World:
                     others = [call for call in self.calls if call.process == effect.process]
                     assert not others, f"two calls at once to one process: {effect} beside {others}"
                     self.calls.append(effect)
+                case StopProgram(process):
+                    while process in self._moved:
+                        process = self._moved[process]
+                    if any(call.process == process for call in self.calls):  # else all of it is done
+                        self.stopped.add(process)
                 case ListMembers():
                     self.listings.append(effect)
                 case SendCommand(connection, command):

@@ -63,8 +63,8 @@ class Rig(ABC):
         """A program, and what is heard of it."""
         heard: asyncio.Queue[tuple[Verb, Outcome, bool]] = asyncio.Queue()
 
-        def answered(call: CallDriver, outcome: Outcome, goes_on: bool) -> None:
-            heard.put_nowait((call.verb, outcome, goes_on))
+        def answered(call: CallDriver, outcome: Outcome, begun: CallDriver | None) -> None:
+            heard.put_nowait((call.verb, outcome, begun is not None))
 
         then = tuple(call if call.not_after is not None else replace(call, not_after=IN_TIME) for call in later)
         return self.driver.begin(replace(first, then=then), answered), heard
