@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -174,7 +175,9 @@ async def _cluster() -> AsyncIterator[Infra]:
 
     try:
         async with connect(os.environ) as api:
-            async with KubernetesInfra(api, os.environ.get("POD_NAMESPACE") or "timeslice-system").running() as infra:
+            namespace = os.environ.get("POD_NAMESPACE") or "timeslice-system"
+            instance = os.environ.get("POD_NAME") or socket.gethostname()
+            async with KubernetesInfra(api, namespace, instance).running() as infra:
                 yield infra
     except NoCluster as error:
         raise BadUsage(f"--infra kubernetes: {error}") from error

@@ -105,7 +105,7 @@ async def lead(
         shell.post_from_agent(event)
 
     agents = AgentPool(store.epoch, link_settings, post_from_agent, shell.spawn, dialer)
-    shell.connect(writer, agents, service)
+    shell.connect(writer, agents, service, infra.tell)
 
     async def follow_topology() -> NoReturn:
         nonlocal configs

@@ -7,7 +7,7 @@ their order. Nothing waits in here, so nothing polls or sleeps between a Yield a
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NoReturn, assert_never
 
@@ -73,9 +73,12 @@ class Shell:
         self._agents: AgentPool
         self._service: OrchestratorService
 
-    def connect(self, writer: StoreWriter, agents: AgentPool, service: OrchestratorService) -> None:
-        """These carry out the effects."""
-        self._writer, self._agents, self._service = writer, agents, service
+    def connect(
+        self, writer: StoreWriter, agents: AgentPool, service: OrchestratorService,
+        tell: Callable[[Publish], None] = lambda _: None,
+    ) -> None:
+        """These carry out the effects; `tell` hears besides what is published, and must not wait."""
+        self._writer, self._agents, self._service, self._tell = writer, agents, service, tell
 
     def post(self, event: Event) -> None:
         """Something happened. Never waits; an event that an effect causes is handled after the present one."""
@@ -168,6 +171,7 @@ class Shell:
             case Publish():
                 _log(effect)
                 self._service.perform(effect)
+                self._tell(effect)
             case StepDown(reason):
                 raise SteppedDown(reason)
             case _:

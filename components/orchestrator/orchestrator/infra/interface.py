@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.core.effects import Publish
+
 
 @dataclass(frozen=True, slots=True)
 class GroupOnNode:
@@ -41,4 +43,8 @@ class Infra(Protocol):
 
     def topologies(self) -> AsyncIterator[Topology]:
         """The present topology at once, then a new one after every change. Ends only with the process."""
+        ...
+
+    def tell(self, published: Publish) -> None:
+        """Something happened that the owners of jobs may want to know where they look. Never waits."""
         ...

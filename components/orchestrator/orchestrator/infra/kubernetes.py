@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from orchestrator.core.effects import Publish
 from orchestrator.infra import membership
 from orchestrator.infra.interface import Topology
+from orchestrator.infra.pod_events import PodEvents
 from orchestrator.kube import groups
 from orchestrator.kube.api import APPLY, ApiError, ApiServer, Object
 from orchestrator.kube.informer import Informer, InformerLimits
@@ -20,8 +22,11 @@ RETRY_S = 2.0
 class KubernetesInfra:
     """Follows the cluster while `run` runs; states the groups that node labels name."""
 
-    def __init__(self, api: ApiServer, namespace: str, limits: InformerLimits | None = None) -> None:
-        """`namespace`: where the agents are."""
+    def __init__(
+        self, api: ApiServer, namespace: str, instance: str, limits: InformerLimits | None = None
+    ) -> None:
+        """`namespace`: where the agents are; `instance`: the name of this orchestrator's pod."""
+        self._events = PodEvents(api, instance, limits=limits)
         self._api = api
         self._has_news = asyncio.Event()
         """Something may have changed for whoever follows the topologies."""
@@ -52,6 +57,7 @@ class KubernetesInfra:
             for informer, what in ((self._nodes, "nodes"), (self._agents, "agents"), (self._groups, "groups")):
                 tasks.create_task(informer.run(), name=f"watch {what}")
             tasks.create_task(self._state_groups(), name="state groups")
+            tasks.create_task(self._events.run(), name="events")
 
     async def topologies(self) -> AsyncIterator[Topology]:
         """The topology once everything was listed, then another one after each change that matters."""
@@ -68,6 +74,10 @@ class KubernetesInfra:
                     last = now
                     yield replace(now, deleted=frozenset(gone))
             await self._has_news.wait()
+
+    def tell(self, published: Publish) -> None:
+        """Tell the owners of jobs' pods."""
+        self._events.tell(published)
 
     @property
     def _is_listed(self) -> bool:

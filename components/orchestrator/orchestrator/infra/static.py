@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from orchestrator.addresses import address_problem
+from orchestrator.core.effects import Publish
 from orchestrator.infra.interface import AgentSpec, GroupOnNode, Topology
 
 
@@ -27,6 +28,9 @@ class StaticInfra:
         """The one topology, then silence."""
         yield self._topology
         await asyncio.Event().wait()
+
+    def tell(self, published: Publish) -> None:
+        """Nobody looks anywhere but at the orchestrator itself."""
 
 
 def parse_agents(flags: Sequence[str]) -> list[AgentSpec]:

@@ -122,12 +122,12 @@ class ApiServer:
 
     async def _send(
         self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content_type: str,
-        timeout: aiohttp.ClientTimeout,
+        limits: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
         verb, url, headers, body, _ = await self._client.param_serialize(
             method, path, query_params=list((query or {}).items()), body=body,
             header_params={"Accept": JSON, "Content-Type": content_type}, auth_settings=["BearerToken"])
-        answered = await self._client.call_api(verb, url, headers, body, _request_timeout=timeout)
+        answered = await self._client.call_api(verb, url, headers, body, _request_timeout=limits)
         response: aiohttp.ClientResponse = answered.response
         return response
 
@@ -141,9 +141,9 @@ async def connect(env: Mapping[str, str], timeout_s: float = 5.0) -> AsyncIterat
     configuration = Configuration()
     try:
         if env.get(SERVICE_HOST_ENV_NAME):
-            load_incluster_config(configuration)
+            load_incluster_config(configuration)  # type: ignore[no-untyped-call]
         else:
-            await load_kube_config(
+            await load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=env.get("KUBECONFIG") or None, client_configuration=configuration, persist_config=False)
     except (ConfigException, OSError) as error:
         raise NoCluster(
