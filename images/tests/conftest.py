@@ -17,7 +17,7 @@ def image(request: pytest.FixtureRequest) -> Image:
     return read(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def images() -> dict[str, Image]:
     return {name: read(name) for name in NAMES}
 

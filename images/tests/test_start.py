@@ -38,14 +38,19 @@ def health(address: str) -> str:
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
 
 
-@pytest.fixture
-def orchestrator(images: dict[str, Image], tmp_path: Path) -> Container:
-    return Container(images["orchestrator"], tmp_path / "orchestrator")
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("roots")
 
 
-@pytest.fixture
-def agent(images: dict[str, Image], tmp_path: Path) -> Container:
-    container = Container(images["snapshot_agent"], tmp_path / "agent")
+@pytest.fixture(scope="module")
+def orchestrator(images: dict[str, Image], roots: Path) -> Container:
+    return Container(images["orchestrator"], roots / "orchestrator")
+
+
+@pytest.fixture(scope="module")
+def agent(images: dict[str, Image], roots: Path) -> Container:
+    container = Container(images["snapshot_agent"], roots / "agent")
     # As a node with mock GPUs mounts it.
     (container.root / MOCK_FOLDER).mkdir(parents=True)
     for path, data in images["gpu_mock"].contents.items():

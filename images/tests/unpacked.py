@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from image_files import Image
 
-READY_S = 60.0
+READY_S = 120.0
+"""Servers take half a second, and many times that on a machine where everything else runs too."""
 CHROOT = shutil.which("chroot", path="/usr/sbin:/usr/bin:/sbin:/bin") or "chroot"
 ROOT = os.getuid() == 0
 # In a chroot the root is no mount whose propagation could be changed, and unshare would fail over it.
@@ -71,9 +72,10 @@ class Container:
         return done.stdout
 
     def folder(self, name: str) -> str:
-        """Make a folder that the image's user can write to, as a volume would be; its path in the container."""
+        """Make an empty folder that the image's user can write to, as a volume would be; its path in the container."""
         place = self.root / name
-        place.mkdir(parents=True)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
         if ROOT and self._config["User"]:
             os.chown(place, *map(int, self._config["User"].split(":")))
         return f"/{name}"
