@@ -35,6 +35,8 @@ TYPED_PACKAGES = {
         "components/snapshot-agent/snapshot_agent_server",
         "deploy/timeslice_deploy",
         "examples/timeslice_demo",
+        "images/load.py",
+        "images/push.py",
         "benchmarks/timeslice_benchmarks",
         "tools/kind/timeslice_kind",
         "tools/oci/oci_images",
