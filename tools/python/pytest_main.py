@@ -22,6 +22,8 @@ def arguments() -> list[str]:
 def main() -> int:
     # Bazel's own temporary folder is too deep for the path of a unix socket (107 bytes), so tests keep theirs in /tmp.
     with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as scratch:
+        # For the few tests that are not to start from nothing: those that make clusters.
+        os.environ["USER_HOME"] = os.environ.get("HOME", "")
         os.environ["HOME"] = scratch
         for name in PATHS:
             if name in os.environ:

@@ -208,10 +208,10 @@ class Clusters:
     def down(self, name: str) -> None:
         """Delete a cluster and all that it left; does nothing where there is none."""
         cluster = self.get(name)
+        if not cluster.lab.folder.exists():
+            say(f"no cluster {name} here")
+            return
         with locked(self.labs / f"{name}.lock"):
-            if not cluster.lab.folder.exists():
-                say(f"no cluster {name} here")
-                return
             record = cluster.record
             with step(f"deleting cluster {name}"):
                 self._remove(cluster, record.engine if record else "podman")

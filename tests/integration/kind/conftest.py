@@ -1,0 +1,47 @@
+"""One cluster for the whole run, made by the first test that needs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from installation import Installation, collect_logs, install, make_cluster, remove
+
+CLUSTER = pytest.StashKey[Installation]()
+
+
+def pytest_configure() -> None:
+    # Bazel ends a test that takes too long with SIGTERM, and gives it some seconds: enough to delete the cluster.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Collect logs when a test has failed, before its fixtures take away what it looked at."""
+    report = yield
+    if report.failed and report.when != "teardown" and CLUSTER in item.config.stash:
+        outputs = Path(os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR") or "kind-logs").absolute()
+        collect_logs(item.config.stash[CLUSTER], outputs / item.name)
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster(pytestconfig: pytest.Config) -> Iterator[Installation]:
+    """The cluster with the images, and nothing installed. It is deleted at the end."""
+    made = make_cluster()
+    pytestconfig.stash[CLUSTER] = made
+    try:
+        yield made
+    finally:
+        remove(made)
+
+
+@pytest.fixture(scope="session")
+def timeslice(cluster: Installation) -> Installation:
+    """The cluster with overlay mock-gpu, its nodes labelled."""
+    install(cluster)
+    return cluster

@@ -1,0 +1,127 @@
+"""Jobs' pods, as users write them: the two labels, a claim, an image that knows nothing of mocks.
+
+A pod idles; what it does is told line by line to device_process.py, which is run in it with `kubectl exec`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Self
+
+from kube import Kube, Object
+
+HERE = Path(__file__).parent
+
+IMAGE = "localhost/timeslice-client-example:" + "0.1.0"
+CODE = "job-code"
+
+CALL_S = 120.0
+
+
+def namespace(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def code(namespace: str) -> Object:
+    """device_process.py for pods to mount."""
+    text = (HERE.parent / "device_process.py").read_text()
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": CODE, "namespace": namespace},
+        "data": {"device_process.py": text},
+    }
+
+
+def claim(namespace: str, name: str) -> Object:
+    """One device, for all pods that name it."""
+    exactly = {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 1}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+    }
+
+
+def pod(
+    namespace: str, name: str, job: str | None, group: str, claim: str | None, command: list[str] | None = None
+) -> Object:
+    """A pod of a job (None: it has no label), on a node of the group."""
+    labels = {"timeslice.io/group": group} | ({} if job is None else {"timeslice.io/job-id": job})
+    container: Object = {
+        "name": "job",
+        "image": IMAGE,
+        "command": command or ["sleep", "infinity"],
+        "volumeMounts": [
+            {"name": "podinfo", "mountPath": "/etc/podinfo"},
+            {"name": "code", "mountPath": "/code"},
+        ],
+    }
+    spec: Object = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 0,
+        "nodeSelector": {f"group.timeslice.io/{group}": "true"},
+        "tolerations": [{"key": "timeslice.io/shared", "operator": "Exists"}],
+        "volumes": [
+            {
+                "name": "podinfo",
+                "downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]},
+            },
+            {"name": "code", "configMap": {"name": CODE}},
+        ],
+        "containers": [container],
+    }
+    if claim is not None:
+        container["resources"] = {"claims": [{"name": "gpu"}]}
+        spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": claim}]
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+class Process:
+    """device_process.py in a pod."""
+
+    def __init__(self, kube: Kube, namespace: str, pod: str) -> None:
+        self._child = subprocess.Popen(
+            [
+                kube.kubectl, "--context", kube.context, "exec", "-i", pod, "-n", namespace, "--",
+                "python3", "/code/device_process.py",
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def begin(self, method: str, *arguments: Any) -> None:
+        """Ask for something; `result()` gets the answer."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps([method, *arguments]) + "\n")
+        self._child.stdin.flush()
+
+    def result(self) -> Any:
+        """The answer to the oldest question; waits for it. An AssertionError tells what went wrong in the pod."""
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        assert line, f"the process in the pod ended with {self._child.wait()}"
+        answer = json.loads(line)
+        assert "ok" in answer, answer
+        return answer["ok"]
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        self.begin(method, *arguments)
+        return self.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        try:
+            self._child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        assert self._child.stdout is not None
+        self._child.stdout.close()
