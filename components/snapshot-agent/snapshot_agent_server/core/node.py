@@ -351,7 +351,8 @@ class Node:
         """
         uses = observed.usage or observed.state not in (DriverState.NONE, DriverState.UNKNOWN)
         uses = uses or (is_waited_for and observed.state is DriverState.UNKNOWN)
-        key = self.registry.pods.key(pod, dict(observed.usage), self.registry.groups)
+        registry = self.registry
+        key = registry.pods.key(pod, dict(observed.usage), registry.groups, registry.contexts)
         if key is None or not uses or self.registry.record(observed.id) is not None:
             return []
         self._queue.found(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from snapshot_agent_server.core.groups import Groups
@@ -64,14 +64,17 @@ class Pods:
         pod = self.known.get(uid)
         return pod is not None and pod.job == job and pod.group is None
 
-    def key(self, uid: PodUid, usage: Mapping[AcceleratorId, int], groups: Groups) -> ContextKey | None:
+    def key(
+        self, uid: PodUid, usage: Mapping[AcceleratorId, int], groups: Groups, there: Container[ContextKey]
+    ) -> ContextKey | None:
         """The context of a process in this pod that uses these accelerators; None: it belongs to none, or nothing tells
-        to which."""
+        to which. `there`: the contexts that exist; no others come into being in a group that is leaving the node."""
         pod = self.known.get(uid)
         if pod is None:
             return None
         if pod.group is not None:
-            return ContextKey(pod.job, pod.group) if pod.group in groups else None
+            key = ContextKey(pod.job, pod.group)
+            return key if pod.group in groups.present or key in there else None
         present = list(groups.present) or list(groups)
         if len(present) == 1:
             return ContextKey(pod.job, present[0])

@@ -96,7 +96,7 @@ class Registry:
                 if record.state is DriverState.NONE:
                     found.append((key, record, None))
                     continue
-                belongs = self.pods.key(record.pod, record.usage, self.groups)
+                belongs = self.pods.key(record.pod, record.usage, self.groups, self.contexts)
                 is_clear = belongs is not None or not self.pods.is_silent(record.pod, key.job)
                 if is_clear and belongs != key and record.state is DriverState.RUNNING:
                     found.append((key, record, belongs))

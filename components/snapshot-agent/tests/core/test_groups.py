@@ -130,6 +130,19 @@ def test_what_is_saved_in_a_group_that_left_can_be_brought_back() -> None:
     assert [r.refusal.kind for r in world.refused.values()] == [RefusalKind.UNKNOWN_GROUP]
 
 
+def test_nothing_new_comes_to_a_group_that_left() -> None:
+    world = World(has_fixed_groups=False)
+    tell(world, claim(G, GPU0), claim(H, GPU1))
+    uid = world.pod("a")
+    first = world.run_in(uid)
+    world.sample()
+    tell(world, claim(H, GPU1))
+    second, _ = world.run_in(uid), world.run_in(world.pod("b"))
+    world.sample()
+    assert world.published[KEY].view.pids == (first.id.pid, second.id.pid), "what is there stays whole"
+    assert list(world.published) == [KEY]
+
+
 def test_another_group_may_have_what_a_leaving_one_had() -> None:
     world = World(has_fixed_groups=False)
     tell(world, claim(G, GPU0))
