@@ -27,6 +27,7 @@ from snapshot_agent_server.store.sqlite import Store
 MIB = 1 << 20
 GPU = AcceleratorId("GPU-0")
 GPU1 = AcceleratorId("GPU-1")
+CONTAINER = 64 * "c"
 
 
 class Client:
@@ -194,17 +195,25 @@ class FakeNode:
         """A pod of a job comes, and the cluster tells."""
         uid = str(uuid.uuid4())
         pod_group = None if group is None else GroupId(group)
-        self.pods[uid] = Pod(PodUid(uid), f"default/{job}-{len(self.pods)}", JobId(job), pod_group)
+        name, containers = f"default/{job}-{len(self.pods)}", frozenset({CONTAINER})
+        self.pods[uid] = Pod(PodUid(uid), name, JobId(job), pod_group, containers)
         self.tell_pods()
         return uid
 
     def tell_pods(self) -> None:
         self.shell.post(PodsChanged(tuple(self.pods.values())))
 
-    def run_in(self, pod: str, size: int | None = 10 * MIB, gpu: AcceleratorId = GPU, inner: int | None = None) -> int:
+    def run_in(
+        self,
+        pod: str,
+        size: int | None = 10 * MIB,
+        gpu: AcceleratorId = GPU,
+        inner: int | None = None,
+        container: str = CONTAINER,
+    ) -> int:
         """A process in a pod, where its pid is `inner`; with device memory if `size` is given."""
         pid = self.process(size, gpu)
-        self.proc.put(pid, [f"0::/kubepods/besteffort/pod{pod}/{64 * 'c'}"], inner)
+        self.proc.put(pid, [f"0::/kubepods/besteffort/pod{pod}/{container}"], inner)
         return pid
 
     @asynccontextmanager

@@ -56,12 +56,17 @@ class PodWalker:
     def named(
         self, pods: Mapping[PodUid, Pod], job: JobId, pid: int, start_time: int | None, own_pids: Set[int]
     ) -> list[ProcessId]:
-        """The living processes in the job's pods that have this pid there; `start_time` tells which of several."""
-        found = [process for _, process in self.find(pods, lambda process: None, own_pids, [job])]
+        """The living processes in the job's pods that have this pid there; `start_time` tells which of several.
+
+        In containers that the pods' status names: each pod has a pause process besides, whose pid is 1, too.
+        """
+        found = self.find(pods, lambda process: None, own_pids, [job])
         return [
             process
-            for process in found
-            if start_time in (None, process.start_time) and proc.inner_pid(process.pid, self._root) == pid
+            for pod, process in found
+            if start_time in (None, process.start_time)
+            and any(place.container in pods[pod].containers for place in self._seen[process.pid].places)
+            and proc.inner_pid(process.pid, self._root) == pid
         ]
 
     def pod_of(self, pid: int, pods: Mapping[PodUid, Pod]) -> PodUid | None:

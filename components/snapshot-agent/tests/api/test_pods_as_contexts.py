@@ -95,7 +95,9 @@ async def test_a_pod_that_ends_takes_its_context_along(node: FakeNode) -> None:
 async def test_a_pid_that_a_pod_names_is_its_own(node: FakeNode) -> None:
     """Pid 1 of the node is nobody's business, and neither is that of another job's pod."""
     async with node.up() as client:
-        ours, theirs = node.run_in(node.pod("a"), None, inner=1), node.run_in(node.pod("b"), None, inner=1)
+        pod = node.pod("a")
+        ours, theirs = node.run_in(pod, None, inner=1), node.run_in(node.pod("b"), None, inner=1)
+        node.run_in(pod, None, inner=1, container=64 * "d")  # the pause process
         await client.register("a", "g", 1)
         job = await client.until(lambda: client.jobs.get(("a", "g")))
         assert list(job.pids) == [ours]
