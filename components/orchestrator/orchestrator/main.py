@@ -25,10 +25,12 @@ from orchestrator.infra.static import BadAgentFlag, StaticInfra, parse_agents
 from orchestrator.logs import say
 from orchestrator.policies import UnsaveablePolicies
 from orchestrator.serve import Served, serve
-from orchestrator.store.interface import Deposed, StoreRefused
+from orchestrator.store.interface import Deposed, Store, StoreRefused
+from orchestrator.store.sqlite import SqliteStore
 
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
+API_AWAY_PAUSE_S = 1.0
 EXPIRY_NOTICE_S = 30 * 86400.0
 """A certificate that ends within this time is worth a warning at every start."""
 
@@ -50,6 +52,7 @@ class Arguments:
 
     listen: tuple[str, ...]
     infra: str
+    store: str
     agents: tuple[AgentSpec, ...]
     agent_tls: TlsFiles | None
     state_dir: Path
@@ -84,6 +87,7 @@ def parse(flags: Sequence[str], env: Mapping[str, str]) -> Arguments:
     return Arguments(
         listen=listen,
         infra=given.infra,
+        store=given.store,
         agents=agents,
         agent_tls=_agent_tls(given.agent_ca, given.agent_cert, given.agent_key),
         state_dir=given.state_dir or default_state_dir(env),
@@ -154,7 +158,7 @@ async def _run(arguments: Arguments, dialer: Dialer) -> int:
             if arguments.infra == "kubernetes":
                 infra = await stack.enter_async_context(_cluster())
             failure = await serve(
-                arguments.config, infra, arguments.listen, arguments.state_dir, stop, ready, dialer)
+                arguments.config, infra, arguments.listen, lambda: _open_store(arguments, stack), stop, ready, dialer)
     except (CannotListen, StoreRefused, Deposed, BadUsage):
         raise
     except Exception:
@@ -174,13 +178,37 @@ async def _cluster() -> AsyncIterator[Infra]:
     from orchestrator.kube.api import NoCluster, connect
 
     try:
-        async with connect(os.environ) as api:
-            namespace = os.environ.get("POD_NAMESPACE") or "timeslice-system"
-            instance = os.environ.get("POD_NAME") or socket.gethostname()
-            async with KubernetesInfra(api, namespace, instance).running() as infra:
-                yield infra
+        async with connect(os.environ) as api, KubernetesInfra(api, *_own_pod(os.environ)).running() as infra:
+            yield infra
     except NoCluster as error:
         raise BadUsage(f"--infra kubernetes: {error}") from error
+
+
+async def _open_store(arguments: Arguments, stack: AsyncExitStack) -> Store:
+    """The store, led by us; what it needs beside it ends with `stack`. Waits for an API server that is away."""
+    if arguments.store == "sqlite":
+        return await SqliteStore.open(arguments.state_dir)
+    from orchestrator.kube.api import ApiError, NoCluster, connect
+    from orchestrator.store.kubernetes import KubernetesStore
+
+    try:
+        api = await stack.enter_async_context(connect(os.environ))
+    except NoCluster as error:
+        raise BadUsage(f"--store kubernetes: {error}") from error
+    is_said = False
+    while True:
+        try:
+            return await KubernetesStore.open(api, *_own_pod(os.environ))
+        except ApiError as error:
+            if not is_said:
+                say(f"the store cannot be opened yet, and is tried again: {error}", level=logging.WARNING)
+            is_said = True
+            await asyncio.sleep(API_AWAY_PAUSE_S)
+
+
+def _own_pod(env: Mapping[str, str]) -> tuple[str, str]:
+    """Namespace and name of the pod that this is."""
+    return env.get("POD_NAMESPACE") or "timeslice-system", env.get("POD_NAME") or socket.gethostname()
 
 
 def _parser() -> Parser:
@@ -197,6 +225,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--infra", choices=["static", "kubernetes"], default="static",
         help="where nodes and groups come from: --agent, or labels of nodes in a cluster (default: static)")
+    parser.add_argument(
+        "--store", choices=["sqlite", "kubernetes"], default="sqlite",
+        help="where leases are recorded: a file in --state-dir, or the status of TimeSliceGroups (default: sqlite)")
     parser.add_argument(
         "--agent", action="append", default=[], metavar="NODE=ADDR,group=G[:ACC+ACC...],...",
         help="a node's snapshot agent and the groups it serves; may be given several times")

@@ -4,10 +4,9 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from orchestrator.agents.dialing import PLAIN, Dialer
 from orchestrator.agents.link import HigherEpoch
@@ -17,6 +16,7 @@ from orchestrator.api.listener import Listener
 from orchestrator.api.server import Core, OrchestratorService
 from orchestrator.api.wire import Clock
 from orchestrator.config import OrchestratorConfig
+from orchestrator.core.effects import Publish
 from orchestrator.core.events import Event, GroupConfigured, NodeDeleted, NodeObserved, Started
 from orchestrator.core.orchestrator import Orchestrator
 from orchestrator.core.types import CoreSettings, Epoch, GroupId, NodeId
@@ -25,8 +25,9 @@ from orchestrator.infra.interface import Infra, Topology
 from orchestrator.logs import say
 from orchestrator.shell import Shell, SteppedDown
 from orchestrator.store.interface import Deposed, Store
-from orchestrator.store.sqlite import SqliteStore
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store.writer import writer_for
+
+T = TypeVar("T")
 
 EPOCH_QUESTION_S = 0.5
 """How long agents may take to say which leader they follow, before the orchestrator answers its first client."""
@@ -48,7 +49,7 @@ async def serve(
     config: OrchestratorConfig,
     infra: Infra,
     listen: Sequence[str],
-    state_dir: Path,
+    open_store: Callable[[], Awaitable[Store]],
     stop: asyncio.Event,
     ready: Callable[[Served], None],
     dialer: Dialer = PLAIN,
@@ -57,7 +58,9 @@ async def serve(
 
     StoreRefused, CannotListen: it could not start, and changed nothing but the store's epoch.
     """
-    store = await SqliteStore.open(state_dir)
+    store = await _unless(stop, open_store())
+    if store is None:
+        return None
     try:
         while True:
             try:
@@ -77,7 +80,7 @@ async def lead(
     HigherEpoch: an agent that was not there at the start knows a leader that the store does not.
     """
     topologies = infra.topologies()
-    topology = await _first(topologies, stop)
+    topology = await _unless(stop, anext(topologies))
     if topology is None:
         return None
     targets = _targets(topology)
@@ -93,7 +96,7 @@ async def lead(
         Core(post=shell.post, group_ids=core.group_ids, view=lambda group: core.view(group, clock.now())),
         clock, store.epoch, log_size=config.event_log_size, watch_limit=config.watch_queue_size)
     listener = Listener(service, listen, config.max_message_bytes)
-    writer = StoreWriter(store, shell.post)
+    writer = writer_for(store, shell.post)
     link_settings = LinkSettings(
         call_timeout_s=config.call_timeout_s, poll_first_s=config.poll_first_s, poll_last_s=config.poll_last_s)
     configs = GroupConfigs(topology, config.on_unsaveable, config.kill_grace_s)
@@ -105,7 +108,13 @@ async def lead(
         shell.post_from_agent(event)
 
     agents = AgentPool(store.epoch, link_settings, post_from_agent, shell.spawn, dialer)
-    shell.connect(writer, agents, service, infra.tell)
+    store.show_by(lambda group: core.view(group, clock.now()), lambda at_s: clock.wall() + at_s - clock.now())
+
+    def tell(published: Publish) -> None:
+        infra.tell(published)
+        store.tell(published)
+
+    shell.connect(writer, agents, service, tell)
 
     async def follow_topology() -> NoReturn:
         nonlocal configs
@@ -152,15 +161,15 @@ async def lead(
         await shell.close()
 
 
-async def _first(topologies: AsyncIterator[Topology], stop: asyncio.Event) -> Topology | None:
-    """The first topology, which can take as long as an API server is away; None: stopped before there was one."""
-    first = asyncio.ensure_future(anext(topologies))
+async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """What `work` comes to, which can take as long as an API server is away; None: stopped before that."""
+    working = asyncio.ensure_future(work)
     stopping = asyncio.create_task(stop.wait(), name="stop before the start")
     try:
-        await asyncio.wait([first, stopping], return_when=asyncio.FIRST_COMPLETED)
-        return first.result() if first.done() else None
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        first.cancel()
+        working.cancel()
         stopping.cancel()
 
 

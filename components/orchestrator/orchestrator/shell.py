@@ -43,7 +43,7 @@ from orchestrator.core.effects import (
 from orchestrator.core.events import Draining, Event, Together, Woken
 from orchestrator.core.orchestrator import Orchestrator
 from orchestrator.logs import say
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store.writer import GroupWriters, StoreWriter
 
 KEPT_EVENTS = 50
 """So many of the last events are logged when the core fails: what a bug report needs."""
@@ -69,12 +69,12 @@ class Shell:
         self._settled = asyncio.Event()
         self._is_draining = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._writer: StoreWriter
+        self._writer: StoreWriter | GroupWriters
         self._agents: AgentPool
         self._service: OrchestratorService
 
     def connect(
-        self, writer: StoreWriter, agents: AgentPool, service: OrchestratorService,
+        self, writer: StoreWriter | GroupWriters, agents: AgentPool, service: OrchestratorService,
         tell: Callable[[Publish], None] = lambda _: None,
     ) -> None:
         """These carry out the effects; `tell` hears besides what is published, and must not wait."""

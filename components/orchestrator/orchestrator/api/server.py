@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, assert_never
 
 import grpc
@@ -107,9 +108,13 @@ class OrchestratorService(pb_grpc.TimeSliceOrchestratorServiceServicer):
         if not self._admits(request, context):
             return pb.AcquireResponse()
         call, answer = self._calls.open()
-        context.add_done_callback(lambda _: self._acquire_ended(call, context))
+        context.add_done_callback(partial(self._acquire_ended, call))
         self._core.post(wire.acquire(request, call))
-        return await self._answered(answer, context)  # type: ignore[no-any-return]
+        # Thousands wait here: each frame and closure on the way is kept as many times.
+        message = await answer
+        if isinstance(message, Refusal):
+            await self._abort(context, message)
+        return message  # type: ignore[no-any-return]
 
     async def Yield(self, request: pb.YieldRequest, context: Any) -> pb.YieldResponse:
         if not self._admits(request, context):

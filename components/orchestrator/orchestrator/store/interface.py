@@ -1,11 +1,11 @@
 """What the orchestrator asks of its durable memory. Every store passes tests/store/test_store_contract.py."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Record, RecordWaiter
-from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, WaiterRecord
+from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Publish, Record, RecordWaiter
+from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, GroupView, WaiterRecord
 
 Write = Record | RecordWaiter | ForgetWaiter | ForgetEnded
 
@@ -44,6 +44,10 @@ class Loaded:
 class Store(Protocol):
     """A store that this process has opened, and leads."""
 
+    writes_groups_apart: bool
+    """Whether groups are written side by side: each by a request of its own, so that a slow one holds up no other. Else
+    one transaction takes what there is of all groups."""
+
     @property
     def epoch(self) -> Epoch:
         """This leader's number: durable, and higher than that of everybody who opened the store before."""
@@ -68,6 +72,15 @@ class Store(Protocol):
 
     async def raise_epoch(self, above: int) -> Epoch:
         """Make this leader's number higher than `above`, durably: agents know a leader that the store has lost."""
+        ...
+
+    def show_by(self, view: Callable[[GroupId], GroupView | None], wall: Callable[[float], float]) -> None:
+        """Where people look at the store: `view` is what they should see of a group (None: it is not served), `wall`
+        makes its times seconds since 1970."""
+        ...
+
+    def tell(self, published: Publish) -> None:
+        """Something happened that changes what people see. Never waits."""
         ...
 
     async def close(self) -> None:

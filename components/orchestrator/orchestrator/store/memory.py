@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Record, RecordWaiter
-from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, RequestId, Token, WaiterRecord
+from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Publish, Record, RecordWaiter
+from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, GroupView, RequestId, Token, WaiterRecord
 from orchestrator.store.interface import Deposed, Loaded, StoreFailed, Write
 
 
@@ -21,6 +21,8 @@ class Disk:
 
 class MemoryStore:
     """A store on a `Disk`. Opening one raises the disk's epoch and so deposes the store that was opened before."""
+
+    writes_groups_apart = False
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -63,6 +65,12 @@ class MemoryStore:
             raise Deposed(self._epoch, self._disk.epoch)
         self._disk.epoch = self._epoch = Epoch(max(above, self._epoch) + 1)
         return self._epoch
+
+    def show_by(self, view: Callable[[GroupId], GroupView | None], wall: Callable[[float], float]) -> None:
+        """Nobody looks here."""
+
+    def tell(self, published: Publish) -> None:
+        """Nobody looks here."""
 
     async def close(self) -> None:
         pass

@@ -10,12 +10,12 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Record, RecordWaiter
-from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, WaiterRecord
+from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Publish, Record, RecordWaiter
+from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, GroupView, WaiterRecord
 from orchestrator.store.codec import BadRecord, Codec
 from orchestrator.store.interface import Deposed, Loaded, StoreFailed, StoreRefused, StoreUnclear, Write
 from orchestrator.store.own_thread import OwnThread
@@ -43,6 +43,8 @@ _GROUPS, _ENDED, _WAITERS = Codec(GroupRecord), Codec(EndedLease), Codec(WaiterR
 
 class SqliteStore:
     """The store of one machine. Made by `open`, which also raises the epoch."""
+
+    writes_groups_apart = False
 
     def __init__(self, connection: sqlite3.Connection, thread: OwnThread, lock: int, epoch: Epoch) -> None:
         self._connection = connection
@@ -84,6 +86,12 @@ class SqliteStore:
     async def raise_epoch(self, above: int) -> Epoch:
         self._epoch = await self._thread.call(lambda: self._raise_epoch(above))
         return self._epoch
+
+    def show_by(self, view: Callable[[GroupId], GroupView | None], wall: Callable[[float], float]) -> None:
+        """Nobody looks here."""
+
+    def tell(self, published: Publish) -> None:
+        """Nobody looks here."""
 
     async def close(self) -> None:
         await self._thread.call(self._connection.close)

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn
 
-from orchestrator.core.effects import ReadRecord, Record
+from orchestrator.core.effects import ForgetEnded, ForgetWaiter, ReadRecord, Record, RecordWaiter
 from orchestrator.core.events import Event, ReadFailed, Recorded, RecordFailed, RecordRead, RecordUnclear
+from orchestrator.core.types import GroupId
 from orchestrator.store.interface import Store, StoreFailed, StoreUnclear, Write
 
 
@@ -16,7 +17,10 @@ class StoreWriter:
     came to is posted from the store's own callback.
     """
 
-    def __init__(self, store: Store, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self, store: Store, post: Callable[[Event], None], failed: asyncio.Future[NoReturn] | None = None
+    ) -> None:
+        """`failed`: where a failure is told; None: a future of its own."""
         self._store = store
         self._post = post
         self._pending: list[Write | ReadRecord] = []
@@ -24,7 +28,7 @@ class StoreWriter:
         """A batch is under way, or about to begin."""
         self._under_way: asyncio.Future[Any] | None = None
         self._is_stopped = False
-        self._failed: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+        self._failed: asyncio.Future[NoReturn] = failed or asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -42,10 +46,14 @@ class StoreWriter:
         try:
             await self._failed
         finally:
-            self._is_stopped = True
-            if self._under_way is not None:
-                self._under_way.cancel()
+            self.stop()
         raise AssertionError("the future only ever fails")
+
+    def stop(self) -> None:
+        """Begin nothing any more."""
+        self._is_stopped = True
+        if self._under_way is not None:
+            self._under_way.cancel()
 
     async def drained(self) -> None:
         """Wait until nothing is left to write."""
@@ -103,6 +111,53 @@ class StoreWriter:
             self._post(ReadFailed(effect.group, str(error)))
         else:
             self._post(RecordRead(effect.group, record))
+
+
+class GroupWriters:
+    """As `StoreWriter`, with a batch under way for each group at the same time."""
+
+    def __init__(self, store: Store, post: Callable[[Event], None]) -> None:
+        self._store = store
+        self._post = post
+        self._writers: dict[GroupId, StoreWriter] = {}
+        self._failed: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+
+    def perform(self, effect: Write | ReadRecord) -> None:
+        """Take it into the next batch of its group."""
+        group = group_of(effect)
+        if group not in self._writers:
+            self._writers[group] = StoreWriter(self._store, self._post, self._failed)
+        self._writers[group].perform(effect)
+
+    async def run(self) -> NoReturn:
+        """As `StoreWriter.run`."""
+        try:
+            await self._failed
+        finally:
+            for writer in self._writers.values():
+                writer.stop()
+        raise AssertionError("the future only ever fails")
+
+    async def drained(self) -> None:
+        """Wait until nothing is left to write."""
+        for writer in list(self._writers.values()):
+            await writer.drained()
+
+
+def writer_for(store: Store, post: Callable[[Event], None]) -> StoreWriter | GroupWriters:
+    """What writes to this store."""
+    return GroupWriters(store, post) if store.writes_groups_apart else StoreWriter(store, post)
+
+
+def group_of(effect: Write | ReadRecord) -> GroupId:
+    """The group that an effect is about."""
+    match effect:
+        case Record(record):
+            return record.group
+        case RecordWaiter(waiter):
+            return waiter.group
+        case ForgetWaiter(group) | ForgetEnded(group) | ReadRecord(group):
+            return group
 
 
 def _first_writes(effects: Iterable[Write | ReadRecord]) -> list[Write]:

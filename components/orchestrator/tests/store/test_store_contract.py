@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fake_api import FakeApi
 from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Record, RecordWaiter
 from orchestrator.core.types import (
     EndedLease,
@@ -25,6 +26,7 @@ from orchestrator.core.types import (
     WaiterRecord,
 )
 from orchestrator.store.interface import Deposed, Loaded, Store, StoreFailed
+from orchestrator.store.kubernetes import KubernetesStore
 from orchestrator.store.memory import Disk, MemoryStore
 from orchestrator.store.sqlite import SqliteStore
 
@@ -76,7 +78,16 @@ def sqlite_place(folder: Path) -> Place:
     return Place(open_, lambda store: limit(store, 1), lambda store: limit(store, 1 << 30))
 
 
-STORES = {"memory": memory_place, "sqlite": sqlite_place}
+def kubernetes_place(_: Path) -> Place:
+    api = FakeApi()
+
+    async def open_() -> KubernetesStore:
+        return await KubernetesStore.open(api, "timeslice-system", "test")
+
+    return Place(open_, lambda _: setattr(api, "is_full", True), lambda _: setattr(api, "is_full", False))
+
+
+STORES = {"memory": memory_place, "sqlite": sqlite_place, "kubernetes": kubernetes_place}
 
 
 @pytest.fixture(params=STORES)

@@ -1,0 +1,147 @@
+"""What the store of a cluster does where a write meets other writers, an API server that fails, or a missing object."""
+
+import asyncio
+
+import pytest
+
+from fake_api import FakeApi
+from orchestrator.core.effects import Record, RecordWaiter
+from orchestrator.core.types import (
+    EndedLease,
+    Ending,
+    GroupId,
+    GroupRecord,
+    JobId,
+    LeaseRecord,
+    RecordId,
+    RequestId,
+    Token,
+    WaiterRecord,
+)
+from orchestrator.kube.api import ApiUnclear, ApiUnreachable
+from orchestrator.kube.groups import object_path
+from orchestrator.store import kubernetes
+from orchestrator.store.interface import StoreFailed, StoreUnclear
+from orchestrator.store.kubernetes import KubernetesStore
+
+G, H = GroupId("trainers"), GroupId("samplers")
+
+
+def held(version: int, job: str = "a", group: GroupId = G) -> Record:
+    lease = LeaseRecord(
+        group=group, job=JobId(job), token=Token(version), session=None, requests=(), accelerators=(), ttl_s=30.0,
+        processes=())
+    return Record(GroupRecord(group=group, version=RecordId(version), last_token=Token(version), lease=lease))
+
+
+def waiter(number: int) -> RecordWaiter:
+    return RecordWaiter(WaiterRecord(
+        group=G, request=RequestId(f"r{number}"), job=JobId(f"j{number}"), sequence=number, session=None, processes=(),
+        priority=0, expected_hold_s=None, owner=""))
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+@pytest.fixture
+async def store(api: FakeApi) -> KubernetesStore:
+    return await KubernetesStore.open(api, "timeslice-system", "pod-0")
+
+
+async def test_people_see_who_holds_the_group(api: FakeApi, store: KubernetesStore) -> None:
+    await store.write([held(1)])
+    status = api.objects[object_path(G)]["status"]
+    assert (status["state"], status["lease"]["job"], status["token"]) == ("Locked", "a", 1)
+
+
+async def test_a_write_that_meets_a_change_of_something_else_is_repeated(api: FakeApi, store: KubernetesStore) -> None:
+    await store.write([held(1)])
+    api.touch(object_path(G))
+    await store.write([held(2, "b")])
+    assert api.objects[object_path(G)]["status"]["lease"]["job"] == "b"
+
+
+async def test_a_status_that_somebody_else_changed_is_unclear_and_read_before_the_next_write(
+    api: FakeApi, store: KubernetesStore
+) -> None:
+    await store.write([held(1)])
+    path = object_path(G)
+    api.objects[path]["status"] = {**api.objects[path]["status"], "token": 9, "version": 9}
+    api.touch(path)
+    with pytest.raises(StoreUnclear):
+        await store.write([held(2, "b")])
+    found = await store.read(G)
+    assert found is not None
+    assert found.last_token == 9
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_row_39_of_a_write_that_was_cut_off_the_record_decides(
+    api: FakeApi, store: KubernetesStore, is_done: bool
+) -> None:
+    await store.write([held(1)])
+    api.next_writes.append((ApiUnclear("no answer"), is_done))
+    with pytest.raises(StoreUnclear):
+        await store.write([held(2, "b")])
+    found = await store.read(G)
+    assert found is not None
+    assert found.version == (2 if is_done else 1)
+    await store.write([held(3, "c")])
+    assert (await store.read(G)) == held(3, "c").record
+
+
+async def test_row_30_an_api_server_that_is_away_takes_nothing_and_then_everything(
+    api: FakeApi, store: KubernetesStore
+) -> None:
+    await store.write([held(1)])
+    api.next_writes.append((ApiUnreachable("refused"), False))
+    with pytest.raises(StoreFailed):
+        await store.write([held(2, "b")])
+    await store.write([held(2, "b")])
+    assert (await store.read(G)) == held(2, "b").record
+
+
+async def test_row_42_a_deleted_group_is_made_again_with_its_lease(api: FakeApi, store: KubernetesStore) -> None:
+    await store.write([held(1)])
+    del api.objects[object_path(G)]
+    await store.write([held(2, "b")])
+    assert api.objects[object_path(G)]["status"]["lease"]["job"] == "b"
+
+
+async def test_one_group_that_cannot_be_written_holds_up_no_other(api: FakeApi, store: KubernetesStore) -> None:
+    await store.write([held(1), held(1, group=H)])
+    api.next_writes.append((ApiUnreachable("refused"), False))
+    with pytest.raises(StoreUnclear, match="some of 2 groups"):
+        await store.write([held(2), held(2, group=H)])
+    assert {(await store.read(group)).version for group in (G, H)} == {1, 2}  # type: ignore[union-attr]
+
+
+async def test_a_handoff_is_two_writes_and_the_queue_waits_for_its_own(
+    api: FakeApi, store: KubernetesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "QUEUE_WRITE_S", 0.01)
+    await store.write([held(1)])
+    api.puts.clear()
+    for number in range(100):
+        await store.write([waiter(number)])
+    assert api.puts == []
+    ended = EndedLease(group=G, job=JobId("a"), token=Token(1), requests=(), ending=Ending.YIELDED)
+    await store.write([Record(GroupRecord(group=G, version=RecordId(2), last_token=Token(2)), (ended,)), waiter(100)])
+    await store.write([held(3, "b")])
+    assert len(api.puts) == 2
+    api.has_put.clear()
+    await store.write([waiter(101)])
+    async with asyncio.timeout(5):
+        await api.has_put.wait()
+    status = api.objects[object_path(G)]["status"]
+    assert status["queueLength"] == 102
+    await store.close()
+    assert len(api.puts) == 3
+
+
+async def test_more_waiters_than_are_shown_are_counted(api: FakeApi, store: KubernetesStore) -> None:
+    await store.write([held(1), *(waiter(number) for number in range(300))])
+    status = api.objects[object_path(G)]["status"]
+    assert (len(status["queue"]), status["queueLength"]) == (200, 300)
