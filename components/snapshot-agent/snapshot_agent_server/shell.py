@@ -357,40 +357,48 @@ class AgentShell:
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         """Start to write records, make driver calls, publish, and answer; if a record must be on disk first, calls and
-        answers come after that."""
+        answers come after that, but for calls that may go ahead of a turn's."""
         records: list[Record] = []
+        ahead: list[Effect] = []
         calls: list[Effect] = []
         behind: list[Effect] = []
         public: list[Effect] = []
-        is_durable = False
+        is_durable = is_more_than_turn = False
         for effect in effects:
             match effect:
                 case RecordOperation():
                     # As it is now, so once is enough where it was accepted and started at once.
                     records = [record for record in records if not _is_of(record, effect.operation)]
                     records.append(effect)
-                    is_durable = is_durable or not effect.is_lazy
+                    is_more_than_turn = is_more_than_turn or not effect.is_lazy
                 case RecordProcess():
                     records.append(effect)
-                    is_durable = is_durable or not effect.is_lazy
-                case RecordFence() | RecordEpoch() | RecordTurn() | RecordTree() | RecordWorkload() | ForgetWorkload():
+                    is_more_than_turn = is_more_than_turn or not effect.is_lazy
+                case RecordTurn():
                     records.append(effect)
                     is_durable = True
+                case RecordFence() | RecordEpoch() | RecordTree() | RecordWorkload() | ForgetWorkload():
+                    records.append(effect)
+                    is_more_than_turn = True
                 case ForgetProcess() | ForgetTrees() | ForgetOperation() | RecordPods() | RecordGroups():
                     records.append(effect)
+                case CallDriver(is_ahead=True):
+                    ahead.append(effect)
                 case CallDriver() | StopProgram() | SendCommand():
                     calls.append(effect)
                 case Accept() | Refuse() | KillProcesses() | WatchProcess() | EndChannel():
                     behind.append(effect)
                 case _:
                     public.append(effect)
+        if is_more_than_turn or self._writer.is_holding:
+            calls, ahead = ahead + calls, []
+        is_durable = is_durable or is_more_than_turn
         must_wait = is_durable or self._writer.is_holding
         held = [*calls, *behind] if must_wait else ()
         if records or held:
             self._writer.add(records, held, is_lazy=not is_durable)
-        if not must_wait:
-            for effect in calls:  # first: the driver works while messages are made
-                self._perform(effect)
+        for effect in ahead if must_wait else ahead + calls:  # first: the driver works while messages are made
+            self._perform(effect)
         for effect in public:
             self._publish(effect)
         if not must_wait:

@@ -46,6 +46,9 @@ class CallDriver:
     need: Mapping[AcceleratorId, int] | None = None
     margin: int | None = 0
     """For a restore: answer NoRoom instead, unless each accelerator shows free >= need + margin. None: by its size."""
+    is_ahead: bool = False
+    """May be made while the turn that comes in the same event is being written, as long as all else is on disk: if that
+    record is lost, and only then the call's answer with it, the next agent loses nothing that it needs."""
     then: tuple[CallDriver, ...] = ()
     """To be made behind it, one after the other, without asking: each if the one before is Done, and the process can
     still be asked. Each is answered by itself; `Answered.goes_on` says that the next one is under way."""

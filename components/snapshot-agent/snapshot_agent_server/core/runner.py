@@ -244,6 +244,7 @@ class Runner:
             need=step.need,
             # On the way back the memory was its own a moment ago.
             margin=settings.restore_margin_bytes if is_forward else 0,
+            is_ahead=step.verb is Verb.UNLOCK and is_forward and _begins_a_free_turn(operation),
         )
 
     def _apply(
@@ -354,6 +355,14 @@ class Runner:
         work.retry_at = now + self._settings.backoff(work.attempts)
         if operation.phase is Phase.FORWARD and work.attempts > self._settings.retries:
             self.go_back(operation, f"{text}, {work.attempts} times")
+
+
+def _begins_a_free_turn(operation: Operation) -> bool:
+    """It is nobody's turn in its groups, or the job's own: if an unlock is done and its turn not on record, the next
+    agent takes nobody else for the one who may run. See OPERATIONS.md, "On record".
+    """
+    jobs = {key.job for key in operation.keys} | {None}
+    return operation.kind is Kind.UNLOCK and all(turn.job in jobs for turn in operation.turns_before.values())
 
 
 def _deadline_text(operation: Operation) -> str:

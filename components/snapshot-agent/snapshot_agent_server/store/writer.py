@@ -27,8 +27,12 @@ class RecordWriter:
         self._perform = perform
         self._statements: list[Statement] = []
         self._held: list[Effect] = []
+        """What waits for the next write."""
+        self._must = False
+        """Something of the next write is not lazy."""
         self._is_writing = False
-        self._is_held_written = False
+        self._held_by_write: list[Effect] = []
+        self._is_must_written = False
         self._is_failing = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
@@ -37,13 +41,19 @@ class RecordWriter:
 
     @property
     def is_holding(self) -> bool:
-        """Effects wait for a record: later ones must queue behind them."""
-        return bool(self._held) or self._is_held_written
+        """A record that is not lazy is not on disk yet: what comes behind it must queue."""
+        return self._must or self._is_must_written
 
     def add(self, records: Sequence[Record], held: Sequence[Effect], is_lazy: bool) -> None:
-        """Write records (they are copied now), at once or soon, then let `held` be performed."""
+        """Write records (they are copied now), at once or soon; let `held` be performed when these and all before that
+        are not lazy are on disk.
+        """
         self._statements += [to_statement(record) for record in records]
-        self._held += held
+        self._must = self._must or not is_lazy
+        if self._is_writing and not self._must:
+            self._held_by_write += held
+        else:
+            self._held += held
         self._idle.clear()
         if self._is_writing:
             return
@@ -69,20 +79,20 @@ class RecordWriter:
             self._timer.cancel()
             self._timer = None
         statements, self._statements = self._statements, []
-        held, self._held = self._held, []
+        self._held_by_write, self._held = self._held, []
+        self._is_must_written, self._must = self._must, False
         self._is_writing = True
-        self._is_held_written = bool(held)
-        self._submit(statements, held)
+        self._submit(statements)
 
-    def _submit(self, statements: list[Statement], held: list[Effect]) -> None:
-        self._store.commit(statements, lambda error: self._written(error, statements, held))
+    def _submit(self, statements: list[Statement]) -> None:
+        self._store.commit(statements, lambda error: self._written(error, statements))
 
-    def _written(self, error: BaseException | None, statements: list[Statement], held: list[Effect]) -> None:
+    def _written(self, error: BaseException | None, statements: list[Statement]) -> None:
         if isinstance(error, sqlite3.Error):
             if not self._is_failing:
                 self._is_failing = True
                 logs.transition(log, logging.ERROR, f"the state folder takes no records: {error}; trying on")
-            asyncio.get_running_loop().call_later(RETRY_S, self._submit, statements, held)
+            asyncio.get_running_loop().call_later(RETRY_S, self._submit, statements)
             return
         if error is not None:
             self._break(error)
@@ -90,7 +100,8 @@ class RecordWriter:
         if self._is_failing:
             self._is_failing = False
             logs.transition(log, logging.INFO, "the state folder takes records again")
-        self._is_writing = self._is_held_written = False
+        self._is_writing = self._is_must_written = False
+        held, self._held_by_write = self._held_by_write, []
         try:
             for effect in held:
                 self._perform(effect)

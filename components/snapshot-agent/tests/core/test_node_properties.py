@@ -203,6 +203,7 @@ class NodeMachine(RuleBasedStateMachine):
     def repeat_a_request(self, data: st.DataObject) -> None:
         operation = data.draw(st.sampled_from(list(self.kinds)))
         kind, key, leave_locked = self.kinds[operation]
+        self.world.write()
         before = list(self.world.calls)
         number = self.world.number()
         self.world.post(
@@ -278,6 +279,11 @@ class NodeMachine(RuleBasedStateMachine):
     def a_worker_goes_on_unheard(self, data: st.DataObject) -> None:
         self.world.go_on(data.draw(st.sampled_from([call for call in self.world.calls if call.then])))
 
+    @rule(is_slow=st.booleans())
+    def the_disk_is_slow_or_has_written(self, is_slow: bool) -> None:
+        self.world.write()
+        self.world.is_disk_slow = is_slow
+
     @precondition(lambda self: self.world.unheard)
     @rule()
     def the_node_hears_of_it(self) -> None:
@@ -314,6 +320,7 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(job=st.sampled_from(JOBS), group=st.sampled_from(GROUPS), step=st.integers(-1, 1))
     def kill(self, job: JobId, group: GroupId, step: int) -> None:
         token, key, number = max(1, self.token[group] + step), ContextKey(job, group), self.world.number()
+        self.world.write()
         new = tuple(self.world.unseen({key}))
         in_pods = tuple(self.world.unseen_in_pods({job}))
         self.world.post(MembersListed(new, in_pods=in_pods))  # what the shell does before a kill

@@ -536,3 +536,50 @@ def test_after_closing_nobody_is_killed(world: World) -> None:
     world.post(Closing())
     assert not any(isinstance(e, KillProcesses) for e in world.post(KillRequested(9, JobId("a"), G)))
     assert world.refused[9].refusal.kind is RefusalKind.CLOSING
+
+
+def test_an_unlock_goes_ahead_of_its_turn_and_is_answered_behind_it(world: World) -> None:
+    a = world.start()
+    register(world, "a", a)
+    ask(world, Kind.LOCK, "a", token=1)
+    drain(world)
+    world.is_disk_slow = True
+    number = ask(world, Kind.UNLOCK, "a", token=1)
+    drain(world)
+    assert a.state is DriverState.RUNNING
+    assert number not in world.accepted
+    world.write()
+    assert number in world.accepted
+
+
+def test_an_unlock_waits_for_its_token_and_for_the_end_of_anothers_turn(world: World) -> None:
+    a, b = world.start(), world.start()
+    register(world, "a", a)
+    ask(world, Kind.LOCK, "a", token=1)
+    drain(world)
+    world.is_disk_slow = True
+    ask(world, Kind.UNLOCK, "a", token=2)
+    assert not world.node.is_idle()
+    assert world.disk.tokens[G] == 2, "the token was not on record when the driver was called"
+    drain(world)
+    register(world, "b", b)
+    drain(world)
+    assert b.state is DriverState.LOCKED, "an intruder"
+    ask(world, Kind.UNLOCK, "b", token=2)
+    assert world.disk.turns[G].job == "b", "a crash would have left the turn with a"
+
+
+def test_an_unlock_whose_turn_was_lost_is_repeated(world: World) -> None:
+    a = world.start()
+    register(world, "a", a)
+    ask(world, Kind.LOCK, "a", token=1)
+    drain(world)
+    world.is_disk_slow = True
+    ask(world, Kind.UNLOCK, "a", token=1)
+    world.crash(is_lazy_lost=True, fates=["done"])
+    world.settle()
+    assert a.state is DriverState.LOCKED, "whoever's turn has ended does not run, as far as the record says"
+    number = ask(world, Kind.UNLOCK, "a", token=1)
+    drain(world)
+    assert number in world.accepted
+    assert a.state is DriverState.RUNNING

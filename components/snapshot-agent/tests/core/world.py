@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from apps import App
 from snapshot_agent_server.core.contexts import ProcessRecord
@@ -25,6 +26,7 @@ from snapshot_agent_server.core.effects import (
     PublishGone,
     PublishGroups,
     PublishOperation,
+    Record,
     RecordEpoch,
     RecordFence,
     RecordGroups,
@@ -201,8 +203,8 @@ class World:
         """What workers have said already, and went on from, and the node has not heard yet."""
         self.stopped: set[ProcessId] = set()
         """The processes whose call is the last of its program."""
-        self._moved: dict[ProcessId, ProcessId] = {}
-        """From the process whose call the node takes for under way to the one that the worker is at."""
+        self._begun: list[ProcessId | None] = []
+        """Of each of the unheard, the process that its worker went on with."""
         self.listings: list[ListMembers] = []
         """Trees that are being looked through."""
         self.look = MembersListed()
@@ -223,6 +225,10 @@ class World:
         self.ended_below: list[int] = []
         self.on_result: Callable[[OperationId, Result], None] = lambda operation, result: None
         self._lazy: list[Effect] = []
+        self.is_disk_slow = False
+        """What may go ahead of a record does so, and the record stays to be written until `write`."""
+        self._behind: list[Effect] | None = None
+        """What waits for a record that something went ahead of. None: all that must be is on disk."""
         self._numbers = 0
         self._pids = 100
 
@@ -377,9 +383,8 @@ class World:
     def hear(self) -> None:
         """What workers have said reaches the node."""
         while self.unheard:
-            heard = self.unheard.pop(0)
-            self._moved.pop(heard.process, None)
-            self.post(heard)
+            self._begun.pop(0)
+            self.post(self.unheard.pop(0))
 
     def _say(self, call: CallDriver, outcome: Outcome) -> None:
         """A worker says what came of a call, and begins the next one if it may."""
@@ -389,8 +394,8 @@ class World:
             others = [other for other in self.calls if other.process == begun.process]
             assert not others, f"two calls at once to one process: {begun} beside {others}"
             self.calls.append(begun)
-            self._moved[call.process] = begun.process
         self.stopped.discard(call.process)
+        self._begun.append(begun.process if begun is not None else None)
         self.unheard.append(Answered(call.operation, call.process, call.verb, outcome, begun is not None))
 
     def _next(self, call: CallDriver, outcome: Outcome) -> CallDriver | None:
@@ -459,13 +464,14 @@ class World:
                 self.hang(call)
         self.calls.clear()
         self.unheard.clear()
-        self._moved.clear()
+        self._begun.clear()
         self.stopped.clear()
         self.listings.clear()
         self.look = MembersListed()
         if not is_lazy_lost:
             self._flush()
         self._lazy.clear()
+        self._behind = None
         self.now += down_s
         for app in self.apps:
             app.connection = None
@@ -503,6 +509,8 @@ class World:
     def settle(self, seconds: float = 300.0) -> None:
         """Faults are over: answer all calls by the rules, sample, and let time pass, until nothing is left to do."""
         end = self.now + seconds
+        self.is_disk_slow = False
+        self.write()
         for target in self.targets.values():
             target.drain()
         for app in self.apps:
@@ -539,27 +547,32 @@ class World:
     def _take(self, effects: list[Effect]) -> None:
         told = [type(effect) for effect in effects if isinstance(effect, PublishContext | PublishOperation)]
         assert told == sorted(told, key=lambda kind: kind is PublishOperation), "an end is told before the new state"
-        for effect in effects:
-            if isinstance(
-                effect,
-                RecordFence
-                | RecordEpoch
-                | RecordTurn
-                | RecordProcess
-                | ForgetProcess
-                | RecordTree
-                | ForgetTrees
-                | RecordWorkload
-                | ForgetWorkload
-                | RecordOperation
-                | ForgetOperation
-                | RecordPods
-                | RecordGroups,
-            ):
-                self._lazy.append(copy.deepcopy(effect))
-                can_wait = isinstance(effect, ForgetProcess | ForgetTrees | ForgetOperation | RecordPods | RecordGroups)
-                if not getattr(effect, "is_lazy", can_wait):
-                    self._flush()
+        records = [copy.deepcopy(effect) for effect in effects if isinstance(effect, get_args(Record))]
+        lasting = [record for record in records if not _is_lazy(record)]
+        ahead = [effect for effect in effects if isinstance(effect, CallDriver) and effect.is_ahead]
+        is_clear = self._behind is None and all(isinstance(record, RecordTurn) for record in lasting)
+        if self._behind is not None and lasting:
+            self.write()
+        self._lazy += records
+        if lasting and ahead and is_clear and self.is_disk_slow:
+            self._behind = []
+        elif lasting:
+            self._flush()
+        if self._behind is None:
+            self._do(effects)
+            return
+        told = PublishContext | PublishOperation | PublishGone | EndStreamsBelow
+        now = [effect for effect in effects if isinstance(effect, told) or (is_clear and effect in ahead)]
+        self._behind += [effect for effect in effects if effect not in now]
+        self._do(now)
+
+    def write(self) -> None:
+        """What is to be on record is, and what waited for that is done."""
+        self._flush()
+        behind, self._behind = self._behind or [], None
+        self._do(behind)
+
+    def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case CallDriver():
@@ -567,10 +580,11 @@ class World:
                     assert not others, f"two calls at once to one process: {effect} beside {others}"
                     self.calls.append(effect)
                 case StopProgram(process):
-                    while process in self._moved:
-                        process = self._moved[process]
-                    if any(call.process == process for call in self.calls):  # else all of it is done
-                        self.stopped.add(process)
+                    at: ProcessId | None = process
+                    for answer, begun in zip(self.unheard, self._begun, strict=True):
+                        at = begun if answer.process == at else at
+                    if any(call.process == at for call in self.calls):  # else all of it is done
+                        self.stopped.add(at)
                 case ListMembers():
                     self.listings.append(effect)
                 case SendCommand(connection, command):
@@ -611,6 +625,11 @@ class World:
         for record in self._lazy:
             self.disk.write(record)
         self._lazy.clear()
+
+
+def _is_lazy(record: Effect) -> bool:
+    can_wait = isinstance(record, ForgetProcess | ForgetTrees | ForgetOperation | RecordPods | RecordGroups)
+    return bool(getattr(record, "is_lazy", can_wait))
 
 
 FAULTS = ("flake", "died", "died after", "late", "refused")

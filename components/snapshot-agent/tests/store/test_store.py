@@ -236,6 +236,22 @@ async def test_what_needs_a_record_waits_for_a_full_disk_and_goes_on_after(monke
     assert (store.written, performed) == (1, [TakeSample()])
 
 
+async def test_what_comes_while_a_record_is_written_waits_for_that_write_and_no_other() -> None:
+    store = BrokenStore()
+    store.is_full = False
+    written_then: list[int] = []
+    writer = RecordWriter(store, lambda _: written_then.append(store.written))  # type: ignore[arg-type]
+    writer.add([RecordEpoch(1)], [], is_lazy=False)
+    assert writer.is_holding
+    writer.add([RecordEpoch(2)], [TakeSample()], is_lazy=True)
+    assert not written_then
+    async with asyncio.timeout(5.0):
+        await writer.idle()
+    assert not writer.is_holding
+    assert written_then == [1], "performed behind the first write"
+    assert store.written == 2
+
+
 async def test_what_fails_behind_a_record_stops_the_agent() -> None:
     store = BrokenStore()
     store.is_full = False
