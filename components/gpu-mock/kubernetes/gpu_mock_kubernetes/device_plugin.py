@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,12 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         return pb.AllocateResponse(container_responses=[_answer(one.devices_ids) for one in request.container_requests])
 
 
-async def serve(folders: NodeFolders) -> None:
-    """Serve until cancelled."""
+async def serve(folders: NodeFolders, on_registered: Callable[[], None]) -> None:
+    """Serve until cancelled; `on_registered` is called whenever a kubelet has taken the registration."""
     offered = Offered()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_feed(offered, folders), name="devices")
-        tasks.create_task(_stay_registered(offered, folders.device_plugins), name="registration")
+        tasks.create_task(_stay_registered(offered, folders.device_plugins, on_registered), name="registration")
 
 
 def _answer(uuids: Sequence[str]) -> pb.ContainerAllocateResponse:
@@ -109,7 +109,7 @@ async def _feed(offered: Offered, folders: NodeFolders) -> None:
         await offered.put(node.devices)
 
 
-async def _stay_registered(offered: Offered, folder: Path) -> None:
+async def _stay_registered(offered: Offered, folder: Path, on_registered: Callable[[], None]) -> None:
     """Serve and register, again after each start of the kubelet, which forgets plugins and empties the folder."""
 
     def add_services(server: grpc.aio.Server) -> None:
@@ -127,8 +127,12 @@ async def _stay_registered(offered: Offered, folder: Path) -> None:
             async with served([socket], add_services):
                 patience_s = None  # a kubelet that is not there, or knows us, is waited for
                 if kubelet.is_socket():
-                    refused = 0 if await _register(kubelet, socket.name) else refused + 1
-                    patience_s = RETRY_S[min(refused, len(RETRY_S)) - 1] if refused else None
+                    if await _register(kubelet, socket.name):
+                        refused = 0
+                        on_registered()
+                    else:
+                        refused += 1
+                        patience_s = RETRY_S[min(refused, len(RETRY_S)) - 1]
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(patience_s):
                         await _kubelet_started(watch, kubelet, socket)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -99,11 +100,14 @@ class RegistrationService(registration_grpc.RegistrationServicer):
         return registration_pb.RegistrationStatusResponse()
 
 
-async def serve(folders: NodeFolders, api: ApiServer, node: str) -> None:
-    """Serve until cancelled. The slice stays when it ends: the kubelet removes it if no successor comes within 30 s."""
+async def serve(folders: NodeFolders, api: ApiServer, node: str, on_published: Callable[[], None]) -> None:
+    """Serve until cancelled; `on_published` is called whenever the slice has been found right.
+
+    The slice stays when it ends: the kubelet removes it if no successor comes within 30 s.
+    """
     folder = folders.plugins / DRIVER
     folder.mkdir(parents=True, exist_ok=True)
-    service, publisher = DraService(api, node), Publisher(api, node)
+    service, publisher = DraService(api, node), Publisher(api, node, on_published)
     endpoint = folder / DRA_SOCKET
 
     def add_services(server: grpc.aio.Server) -> None:

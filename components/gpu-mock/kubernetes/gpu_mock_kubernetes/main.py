@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 
 from gpu_mock_kubernetes import installer, offers
 from gpu_mock_kubernetes.config import ConfigError, NodeFolders, Recipe, needed, source_folder
@@ -78,19 +79,28 @@ def _wait(env: Mapping[str, str]) -> None:
 def _device_plugin(env: Mapping[str, str]) -> None:
     from gpu_mock_kubernetes import device_plugin
 
-    _until_sigterm(lambda: device_plugin.serve(NodeFolders.from_env(env)))
+    ready = _ready(env)
+    _until_sigterm(lambda: device_plugin.serve(NodeFolders.from_env(env), ready))
 
 
 def _dra_plugin(env: Mapping[str, str]) -> None:
     from gpu_mock_kubernetes import api_server, dra_plugin
 
-    node = needed(env, "NODE_NAME")
+    node, ready = needed(env, "NODE_NAME"), _ready(env)
 
     async def serve() -> None:
         async with api_server.in_cluster() as api:
-            await dra_plugin.serve(NodeFolders.from_env(env), api, node)
+            await dra_plugin.serve(NodeFolders.from_env(env), api, node, ready)
 
     _until_sigterm(serve)
+
+
+def _ready(env: Mapping[str, str]) -> Callable[[], None]:
+    """What says to the kubelet's startup probe that all is done: the file READY_FILE, if that is set."""
+    if not (named := env.get("READY_FILE")):
+        return lambda: None
+    Path(named).unlink(missing_ok=True)  # of the container's last life
+    return Path(named).touch
 
 
 def _until_sigterm(work: Callable[[], Awaitable[None]]) -> None:

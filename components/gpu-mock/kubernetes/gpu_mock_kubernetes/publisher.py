@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from gpu_mock_kubernetes.api_server import ApiServer, ApiTrouble
@@ -23,10 +24,10 @@ log = logging.getLogger("gpu_mock_kubernetes.publisher")
 
 
 class Publisher:
-    """Wants are told by `want`; `run` makes them so."""
+    """Wants are told by `want`; `run` makes them so, and calls `on_right` when devices are found to be there."""
 
-    def __init__(self, api: ApiServer, node_name: str) -> None:
-        self._api, self._node_name = api, node_name
+    def __init__(self, api: ApiServer, node_name: str, on_right: Callable[[], None]) -> None:
+        self._api, self._node_name, self._on_right = api, node_name, on_right
         self._wanted: MockNode | None = None
         self._told = asyncio.Event()
 
@@ -48,6 +49,8 @@ class Publisher:
                     raise ApiTrouble("the slice does not stay as it is sent", 0, f"after {changes} changes in a row")
                 failures = failures if version is None else 0
                 if version is not None:
+                    if self._wanted and self._wanted.devices:
+                        self._on_right()
                     await self._until_changed(version)
                 self._told.set()
             except ApiTrouble as trouble:

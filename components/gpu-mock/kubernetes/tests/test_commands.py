@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from fake_kubelet import FakeKubelet
 
@@ -82,11 +83,18 @@ async def test_the_device_plugin_ends_with_sigterm_and_leaves_no_socket(
     commands: Any, folders: NodeFolders, kubelet: FakeKubelet
 ) -> None:
     assert commands("install").end() == (0, "")
-    plugin = commands("device-plugin")
+    ready = folders.state.parent / "ready"
+    ready.touch()
+    kubelet.refuse = grpc.StatusCode.UNAVAILABLE
+    plugin = commands("device-plugin", READY_FILE=str(ready))
+    plugin.until("not registered")
+    assert not ready.exists(), "it is not ready, whatever its last life was"
     await kubelet.until(lambda: list(kubelet.health.values()) == ["Healthy"])
+    plugin.until("registered")
     plugin.process.send_signal(signal.SIGTERM)
     await kubelet.until(lambda: kubelet.health == {})
     assert plugin.end() == (0, "")
+    assert ready.exists()
     assert [one.name for one in folders.device_plugins.iterdir()] == ["kubelet.sock"]
 
 

@@ -27,7 +27,7 @@ from kubelet_api import device_plugin_pb2 as pb
 @contextlib.asynccontextmanager
 async def plugin(folders: NodeFolders) -> AsyncIterator[asyncio.Task[None]]:
     """The plugin, serving; stopped at the end as SIGTERM stops it."""
-    task = asyncio.create_task(device_plugin.serve(folders))
+    task = asyncio.create_task(device_plugin.serve(folders, lambda: None))
     try:
         yield task
     finally:
@@ -183,7 +183,7 @@ async def test_what_a_killed_predecessor_left_is_replaced(
 async def test_a_folder_that_is_not_there_ends_it(folders: NodeFolders) -> None:
     folders.device_plugins.rmdir()
     with pytest.raises(ExceptionGroup) as caught:
-        await asyncio.wait_for(device_plugin.serve(folders), DEADLINE_S)
+        await asyncio.wait_for(device_plugin.serve(folders, lambda: None), DEADLINE_S)
     assert caught.value.subgroup(FileNotFoundError)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ SLICE = "node-1-gpu.nvidia.com"
 
 
 @contextlib.asynccontextmanager
-async def driver(folders: NodeFolders, cluster: FakeApiServer) -> AsyncIterator[asyncio.Task[None]]:
+async def driver(
+    folders: NodeFolders, cluster: FakeApiServer, on_published: Callable[[], None] = lambda: None
+) -> AsyncIterator[asyncio.Task[None]]:
     """The driver, serving; stopped at the end as SIGTERM stops it."""
-    task = asyncio.create_task(dra_plugin.serve(folders, cluster.api, NODE))
+    task = asyncio.create_task(dra_plugin.serve(folders, cluster.api, NODE, on_published))
     try:
         yield task
     finally:
@@ -149,6 +151,22 @@ async def test_the_slice_follows_devices_that_are_lost_made_anew_and_taken_away(
         assert cluster.slices[SLICE]["spec"]["pool"]["generation"] == 3
         installer.uninstall(folders, patience_s=0.0)
         await cluster.until(lambda: cluster.slices == {})
+
+
+async def test_it_says_that_it_is_ready_when_the_slice_is_there(
+    source: Path, folders: NodeFolders, recipe: Recipe, cluster_with_node: FakeApiServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    cluster = cluster_with_node
+    monkeypatch.setattr(publisher, "RETRY_S", (0.01,))
+    seen: list[list[str]] = []
+    async with driver(folders, cluster, lambda: seen.append(published(cluster))):
+        await cluster.until(lambda: cluster.requests[-1:] == [f"WATCH {SLICES}"])
+        assert seen == [], "there is no driver yet"
+        cluster.fail = [500, 500]
+        await asyncio.to_thread(installer.install, source, recipe, folders)
+        await cluster.until(lambda: len(published(cluster)) == 2 and cluster.requests[-1] == f"WATCH {SLICES}")
+    assert seen == [uuids(folders)]
 
 
 @pytest.mark.parametrize("status", [500, 429, 403, 409])
