@@ -13,7 +13,7 @@ from orchestrator.core.types import (
     GroupId,
     NodeId,
 )
-from orchestrator.infra.interface import Topology
+from orchestrator.infra.interface import GroupPolicy, Topology
 from orchestrator.policies import WAIT_EVERYWHERE, UnsaveablePolicies
 
 
@@ -29,6 +29,7 @@ class GroupConfigs:
         """`kill_grace_s` is for all groups whose policy is to kill."""
         self._on_unsaveable = on_unsaveable
         self._kill_grace_s = kill_grace_s
+        self._policies = {GroupId(policy.group): policy for policy in topology.policies}
         self._named: dict[GroupId, dict[NodeId, tuple[str, ...]]] = defaultdict(dict)
         for agent in topology.agents:
             for group in agent.groups:
@@ -55,11 +56,12 @@ class GroupConfigs:
 
     def _config(self, group: GroupId) -> GroupConfig:
         nodes = self._named[group]
+        stated = self._policies.get(group, GroupPolicy(group))
         return GroupConfig(
             group=group,
             nodes=tuple(nodes),
-            on_unsaveable=self._on_unsaveable.of(group),
-            kill_grace_s=self._kill_grace_s,
+            on_unsaveable=stated.on_unsaveable or self._on_unsaveable.of(group),
+            kill_grace_s=self._kill_grace_s if stated.kill_grace_s is None else stated.kill_grace_s,
             accelerators=tuple(
                 (node, self._resolve(node, name)) for node, names in nodes.items() for name in names))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.core.effects import Publish
+from orchestrator.core.types import OnUnsaveable
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,21 @@ class AgentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPolicy:
+    """What is stated of one group alone; None: as this orchestrator's settings say."""
+
+    group: str
+    on_unsaveable: OnUnsaveable | None = None
+    kill_grace_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """All nodes that are known now. A later topology replaces it whole."""
 
     agents: tuple[AgentSpec, ...]
+
+    policies: tuple[GroupPolicy, ...] = ()
 
     deleted: frozenset[str] = frozenset()
     """Nodes of the topology before this one that are gone for good, with all that was on them. A node that only left

@@ -2,9 +2,10 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from orchestrator.infra.interface import AgentSpec, GroupOnNode, Topology
+from orchestrator.core.types import OnUnsaveable
+from orchestrator.infra.interface import AgentSpec, GroupOnNode, GroupPolicy, Topology
 from orchestrator.kube import groups
 from orchestrator.kube.api import Object
 
@@ -12,7 +13,7 @@ AGENT_LABEL = "app.kubernetes.io/name=snapshot-agent"
 AGENT_PORT = 9001
 
 
-def topology(nodes: Mapping[str, Object], group_objects: Iterable[Object], agents: Iterable[Object]) -> Topology:
+def topology(nodes: Mapping[str, Object], group_objects: Collection[Object], agents: Iterable[Object]) -> Topology:
     """All nodes that a group names and that exist; one without a running agent has the address ""."""
     addresses = agent_addresses(agents)
     of_node: dict[str, list[GroupOnNode]] = defaultdict(list)
@@ -21,8 +22,20 @@ def topology(nodes: Mapping[str, Object], group_objects: Iterable[Object], agent
             if entry["name"] in nodes:
                 of_node[entry["name"]].append(
                     GroupOnNode(groups.group_of(found), tuple(map(str, entry.get("accelerators") or ()))))
-    return Topology(tuple(
-        AgentSpec(node, addresses.get(node, ""), tuple(of_node[node])) for node in sorted(of_node)))
+    specs = tuple(AgentSpec(node, addresses.get(node, ""), tuple(of_node[node])) for node in sorted(of_node))
+    return Topology(specs, tuple(filter(None, map(policy, sorted(group_objects, key=_age)))))
+
+
+def policy(group_object: Object) -> GroupPolicy | None:
+    """What a group's spec says of how it is served; None: nothing."""
+    spec = group_object.get("spec", {})
+    on_unsaveable = spec.get("onUnsaveable")
+    grace_s = spec.get("limits", {}).get("killGraceSeconds")
+    if on_unsaveable is None and grace_s is None:
+        return None
+    return GroupPolicy(
+        groups.group_of(group_object), OnUnsaveable(on_unsaveable.lower()) if on_unsaveable else None,
+        None if grace_s is None else float(grace_s))
 
 
 def agent_addresses(agents: Iterable[Object]) -> dict[str, str]:

@@ -1,7 +1,9 @@
 """From objects of the API server to nodes, groups and agents' addresses, and back to what we state of groups."""
 
 from objects import agent, group, node
-from orchestrator.infra.interface import AgentSpec, GroupOnNode, Topology
+from orchestrator.core.types import GroupId, OnUnsaveable
+from orchestrator.group_configs import GroupConfigs
+from orchestrator.infra.interface import AgentSpec, GroupOnNode, GroupPolicy, Topology
 from orchestrator.infra.membership import agent_addresses, to_apply, topology
 from orchestrator.kube.groups import manifest
 
@@ -26,6 +28,16 @@ def test_older_groups_come_first_so_that_the_later_one_is_refused_for_an_overlap
         named(node("n1")),
         [group("a", "n1", since="2026-01-02T00:00:00Z"), group("b", "n1", since="2026-01-01T00:00:00Z")], []).agents
     assert [one.group for one in spec.groups] == ["b", "a"]
+
+
+def test_a_group_may_have_policies_of_its_own() -> None:
+    found = group("trainers", "n1")
+    found["spec"] |= {"onUnsaveable": "Kill", "limits": {"killGraceSeconds": 5}}
+    made = topology(named(node("n1")), [found, group("samplers", "n1")], [])
+    assert made.policies == (GroupPolicy("trainers", OnUnsaveable.KILL, 5.0),)
+    configs = {config.group: config for config in GroupConfigs(made).all()}
+    assert (configs[GroupId("trainers")].on_unsaveable, configs[GroupId("trainers")].kill_grace_s) == ("kill", 5.0)
+    assert configs[GroupId("samplers")].on_unsaveable == "wait"
 
 
 def test_an_agent_is_reached_where_its_running_pod_is() -> None:
