@@ -401,6 +401,9 @@ class AgentShell:
             self._perform(effect)
         for effect in public:
             self._publish(effect)
+        for effect in held:  # while the disk works
+            if isinstance(effect, CallDriver):
+                self._backend.look(effect)
         if not must_wait:
             for effect in behind:
                 self._perform(effect)
