@@ -86,7 +86,7 @@ async def lead(
     targets = _targets(topology)
     loaded = await store.load()
     seen = await highest_epoch(targets, EPOCH_QUESTION_S, dialer)
-    if seen > store.epoch:
+    if seen >= store.epoch:  # opening the store made it: nobody can have seen it, but of an earlier store
         await _take_up_above(store, seen)
 
     clock = Clock(time.monotonic, time.time)

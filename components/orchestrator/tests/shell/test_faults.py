@@ -287,13 +287,15 @@ async def test_row_38_a_saved_job_is_granted_only_when_it_is_back(tmp_path: Path
         assert agent.contexts["a", "g"].state == RUNNING
 
 
-async def test_row_42_a_lost_store_is_taken_up_above_what_agents_know(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seen", [50, 1])
+async def test_row_42_a_lost_store_is_taken_up_above_what_agents_know(tmp_path: Path, seen: int) -> None:
+    """Also where the new store begins at the very epoch that agents know: ids of operations would come again."""
     agent = node()
-    agent.epoch, agent.tokens["g"] = 50, 900
+    agent.epoch, agent.tokens["g"] = seen, 900
     async with cluster(tmp_path, nodes={"n1": agent}) as up:
         lease = await up.hold("a")
         assert lease.fencing_token > 900
-        assert agent.epoch > 50
+        assert agent.epoch > seen
 
 
 async def test_row_42_an_agent_that_comes_later_and_knows_more_is_taken_up_above_too(tmp_path: Path) -> None:
