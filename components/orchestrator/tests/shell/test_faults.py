@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from cluster import LIMIT_S, Cluster, cluster, failure
 from orchestrator.agents.fake import Behaviour, FakeAgent, Outcome
