@@ -1,6 +1,6 @@
-"""Count the test cases of one Bazel run and print `N passed, N failed` as the last line.
+"""Count the test cases of Bazel runs and print `N passed, N failed` over all of them as the last line.
 
-The counts come from the test.xml files that the run's build events name, so that a target without one (it crashed,
+The counts come from the test.xml files that each run's build events name, so that a target without one (it crashed,
 timed out, or did not build) counts as one failure, never as nothing.
 """
 
@@ -69,19 +69,35 @@ def cases_in(xml: Path) -> Counter[str]:
     return counts
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("events", type=Path, help="file written by --build_event_json_file")
-    parser.add_argument("--exit-status", type=int, default=0, help="what bazel test ended with")
-    args = parser.parse_args()
-    with args.events.open() as lines:
-        total, problems = count(lines)
-    if args.exit_status and not total["failed"]:
-        problems.append(f"bazel ended with status {args.exit_status}")
+def count_run(status: int, lines: Iterable[str]) -> tuple[Counter[str], list[str]]:
+    """One run, that ended with `status`: one that ran nothing, or failed without a failed test, is a failure too."""
+    total, problems = count(lines)
+    if status and not total["failed"]:
+        problems.append(f"bazel ended with status {status}")
         total["failed"] += 1
     if not total["passed"] and not total["failed"]:
         problems.append("no test ran")
         total["failed"] += 1
+    return total, problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="STATUS:FILE",
+        help="what bazel test ended with, and the file written by --build_event_json_file",
+    )
+    args = parser.parse_args()
+    total: Counter[str] = Counter()
+    problems: list[str] = []
+    for run in args.runs:
+        status, _, file = run.partition(":")
+        with Path(file).open() as lines:
+            counted, found = count_run(int(status), lines)
+        total += counted
+        problems += found
     for problem in problems:
         print(f"FAILED {problem}")
     skipped = f", {total['skipped']} skipped" if total["skipped"] else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from count_tests import count
+from count_tests import count, count_run
 
 XML = """<testsuites><testsuite name="s"><testcase name="a"/><testcase name="b"><failure/></testcase>
 <testcase name="c"><skipped/></testcase><testcase name="d"><error/></testcase></testsuite></testsuites>"""
@@ -45,3 +45,16 @@ def test_a_target_that_does_not_build_is_a_failure() -> None:
     total, problems = count([event, built])
     assert (total["passed"], total["failed"]) == (0, 1)
     assert problems == ["//a:lib: did not build"]
+
+
+def test_run_that_failed_without_a_failed_test_counts_as_one(tmp_path: Path) -> None:
+    xml = tmp_path / "test.xml"
+    xml.write_text('<testsuite><testcase name="a"/></testsuite>')
+    total, problems = count_run(37, [result("//a:t", "PASSED", xml)])
+    assert (total["passed"], total["failed"]) == (1, 1)
+    assert problems == ["bazel ended with status 37"]
+
+
+def test_run_without_tests_counts_as_a_failure() -> None:
+    total, problems = count_run(0, [])
+    assert (total["failed"], problems) == (1, ["no test ran"])
