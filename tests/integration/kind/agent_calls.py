@@ -1,0 +1,87 @@
+"""Calls to the agent of one node, with the orchestrator's certificate."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+from installation import SYSTEM
+from kube import Kube, Object
+
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+from snapshot_agent.v1alpha1.snapshot_agent_pb2_grpc import SnapshotAgentServiceStub
+
+AGENTS = "app.kubernetes.io/name=snapshot-agent"
+SERVER = "snapshot-agent.timeslice-system"
+
+
+def agent_pod(kube: Kube, node: str) -> Object:
+    """The agent's pod on a node: the one that runs."""
+    pods = kube.get("pods", "-n", SYSTEM, "-l", AGENTS, "--field-selector", f"spec.nodeName={node}")["items"]
+    [found] = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    return found
+
+
+def agent_log(kube: Kube, node: str) -> str:
+    return kube.call("logs", "-n", SYSTEM, agent_pod(kube, node)["metadata"]["name"], "--tail=-1")
+
+
+@contextlib.contextmanager
+def agent(kube: Kube, node: str) -> Iterator[AgentCalls]:
+    secret = kube.get("secret", "timesliceorchestrator-tls", "-n", SYSTEM)["data"]
+    parts = {name: base64.b64decode(value) for name, value in secret.items()}
+    credentials = grpc.ssl_channel_credentials(parts["ca.crt"], parts["tls.key"], parts["tls.crt"])
+    name = agent_pod(kube, node)["metadata"]["name"]
+    command = [kube.kubectl, "--context", kube.context, "port-forward", "-n", SYSTEM, f"pod/{name}", "0:9001"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
+        try:
+            assert forward.stdout is not None
+            port = re.search(r":(\d+) ->", forward.stdout.readline())
+            assert port, f"kubectl port-forward ended with {forward.wait()}"
+            options = [("grpc.ssl_target_name_override", SERVER), ("grpc.use_local_subchannel_pool", 1)]
+            with grpc.secure_channel(f"127.0.0.1:{port[1]}", credentials, options) as channel:
+                yield AgentCalls(SnapshotAgentServiceStub(channel))
+        finally:
+            forward.terminate()
+
+
+class AgentCalls:
+    def __init__(self, stub: SnapshotAgentServiceStub) -> None:
+        self.stub = stub
+
+    def status(self) -> pb.StatusResponse:
+        return self.stub.Status(pb.StatusRequest(per_context=True), timeout=10)
+
+    def until(self, seen: Callable[[pb.StatusResponse], object], timeout_s: float = 30) -> pb.StatusResponse:
+        """Follow the agent until its whole state satisfies `seen`; an AssertionError shows the last."""
+        deadline = time.monotonic() + timeout_s
+        status = self.status()
+        try:
+            for _ in self.stub.Watch(pb.WatchRequest(), timeout=timeout_s):
+                status = self.status()
+                if seen(status):
+                    return status
+                if time.monotonic() > deadline:
+                    break
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+        raise AssertionError(f"not within {timeout_s:g} s; last seen: {status}")
+
+
+def context(status: pb.StatusResponse, job: str) -> pb.JobStatus | None:
+    found = [one for one in status.job_statuses if one.job_id == job]
+    return found[0] if found else None
+
+
+def is_in(job: str, state: pb.JobState) -> Callable[[pb.StatusResponse], bool]:
+    def seen(status: pb.StatusResponse) -> bool:
+        found = context(status, job)
+        return found is not None and found.state == state
+
+    return seen
