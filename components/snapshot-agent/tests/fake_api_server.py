@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -148,13 +148,8 @@ class FakeApiServer:
             if self._cut != cut and not self._is_mute:
                 return response
             async with self._news:
-                is_over: Callable[[], bool] = lambda: (
-                    not self._is_mute
-                    and (  # noqa: E731
-                        self._version > seen or self._cut != cut  # noqa: B023
-                    )
-                )
-                await self._news.wait_for(is_over)
+                while self._is_mute or (self._version <= seen and self._cut == cut):
+                    await self._news.wait()
 
     def _is_wanted(self, found: Object, query: dict[str, str]) -> bool:
         selector = query.get("fieldSelector", "")
