@@ -272,7 +272,9 @@ class Queue:
         Only one whose deadline is not earlier, so that it is decided in time whether it starts.
         """
         for other in self.active.values():
-            if other.after != operation.id or other.phase is not Phase.WAITING or other.deadline < operation.deadline:
+            if other.after != operation.id or other.kind is not Kind.RESTORE or other.phase is not Phase.WAITING:
+                continue
+            if other.deadline < operation.deadline:
                 continue
             groups = [key.group for key in other.keys]
             is_free = self._fences.check(groups, other.token, other.epoch) is None

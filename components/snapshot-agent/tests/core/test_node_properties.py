@@ -164,6 +164,7 @@ class NodeMachine(RuleBasedStateMachine):
             )
         )
         if token < self.token[group]:
+            self.world.write()
             assert self.world.refused[number].refusal.kind is RefusalKind.STALE
             assert not [e for e in effects if isinstance(e, CallDriver)], "a stale call moved something"
             self.kinds.pop(operation, None)
@@ -209,6 +210,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.world.post(
             Requested(number, kind, key.job, key.group, operation, self.token[key.group], 1, leave_locked=leave_locked)
         )
+        self.world.write()
         if self.world.node.operation(operation) is not None:
             assert self.world.accepted[number].operation == operation
             assert self.world.calls == before, "a retry started something new"
@@ -332,6 +334,7 @@ class NodeMachine(RuleBasedStateMachine):
         context = self.world.node.registry.contexts.get(key)
         workload = context.workload if context is not None else None
         self.world.post(KillRequested(number, job, group, token, 1))
+        self.world.write()
         if token < self.token[group]:
             assert self.world.refused[number].refusal.kind is RefusalKind.STALE
         elif not living and workload is not None:
@@ -412,7 +415,10 @@ class NodeMachine(RuleBasedStateMachine):
 
     def a_workloads_result_tells_the_truth(self, operation: OperationId, result: Result) -> None:
         kind, key, _ = self.kinds[operation]
-        apps = self.apps(lambda app: app.key == key)
+        context = self.world.node.registry.contexts.get(key)
+        workload = context.workload if context is not None else None
+        # One that was replaced while it was away does not know yet.
+        apps = self.apps(lambda app: app.key == key and (workload is None or app.instance == workload.instance))
         if result.status is Status.COMPLETE:
             assert {app.is_on_device for app in apps} <= {kind is Kind.RESTORE}
         elif result.is_rolled_back:
