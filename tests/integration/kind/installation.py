@@ -25,6 +25,7 @@ from timeslice_kind.progress import say, step
 
 SYSTEM = "timeslice-system"
 GROUPS = ("samplers", "trainers")
+TAINTED = "trainers"
 ROOT = Path.cwd()
 """Of the runfiles, where Bazel starts tests."""
 
@@ -100,7 +101,8 @@ def label_nodes(made: Installation) -> None:
         made.kube.call(
             "label", "--overwrite", "node", node, "timeslice.io/enabled=true", f"group.timeslice.io/{group}=true"
         )
-        made.kube.call("taint", "--overwrite", "node", node, "timeslice.io/shared=true:NoSchedule")
+    # One of them keeps other pods away; the orchestrator must have a place, and the control plane is none.
+    made.kube.call("taint", "--overwrite", "node", made.nodes[TAINTED], "timeslice.io/shared=true:NoSchedule")
 
 
 def install(made: Installation) -> None:
@@ -127,7 +129,7 @@ def remove(made: Installation) -> None:
     made.deploy("delete", "--overlay", "mock-gpu", "--groups", "--force")
     for group, node in made.nodes.items():
         made.kube.call("label", "node", node, "timeslice.io/enabled-", f"group.timeslice.io/{group}-")
-        made.kube.call("taint", "node", node, "timeslice.io/shared-")
+    made.kube.call("taint", "node", made.nodes[TAINTED], "timeslice.io/shared-")
 
 
 def collect_logs(made: Installation, folder: Path) -> None:

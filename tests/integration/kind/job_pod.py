@@ -5,6 +5,7 @@ A pod idles; what it does is told line by line to device_process.py, which is ru
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from pathlib import Path
@@ -111,6 +112,15 @@ class Process:
     def call(self, method: str, *arguments: Any) -> Any:
         self.begin(method, *arguments)
         return self.result()
+
+    def abandon(self) -> None:
+        """End kubectl's side; its pod may be gone, or the process busy."""
+        self._child.kill()
+        self._child.wait()
+        for stream in (self._child.stdin, self._child.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
 
     def __enter__(self) -> Self:
         return self

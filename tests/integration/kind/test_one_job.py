@@ -18,20 +18,20 @@ NAMESPACE = "one-job"
 def kube(timeslice: Installation) -> Iterator[Kube]:
     kube = timeslice.kube
     kube.apply(namespace(NAMESPACE))
-    kube.apply(code(NAMESPACE), claim(NAMESPACE, "gpu"))
+    kube.apply(code(NAMESPACE), claim(NAMESPACE, "one"), claim(NAMESPACE, "two"))
     yield kube
     kube.call("delete", "namespace", NAMESPACE, "--timeout=60s", timeout_s=70)
 
 
-def start(kube: Kube, *names: str) -> None:
-    """Pods of jobs with the pods' names, ready."""
-    kube.apply(*(pod(NAMESPACE, name, name, "trainers", "gpu") for name in names))
+def start(kube: Kube, shared: str, *names: str) -> None:
+    """Pods of jobs with the pods' names that share a claim, ready; each test takes a claim that no other one had."""
+    kube.apply(*(pod(NAMESPACE, name, name, "trainers", shared) for name in names))
     for name in names:
         kube.wait("pod", name, "condition=Ready", NAMESPACE, timeout_s=60)
 
 
 def test_job_holds_works_and_yields(kube: Kube) -> None:
-    start(kube, "a")
+    start(kube, "one", "a")
     with Process(kube, NAMESPACE, "a") as process:
         process.call("join", None, None, None)
         process.call("acquire", 30)
@@ -46,7 +46,7 @@ def test_job_holds_works_and_yields(kube: Kube) -> None:
 
 def test_two_jobs_take_turns_and_keep_their_contents(kube: Kube, timeslice: Installation) -> None:
     turns = 4
-    start(kube, "a", "b")
+    start(kube, "two", "a", "b")
     with Process(kube, NAMESPACE, "a") as a, Process(kube, NAMESPACE, "b") as b:
         jobs = {"a": a, "b": b}
         written = {}

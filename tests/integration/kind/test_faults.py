@@ -1,0 +1,173 @@
+"""Kills in the middle of things, as rows 1, 14, 15, 18 and 38 of docs/design/failures.md promise them to end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from group_watch import Controller, GroupWatch, controller, holds, waits
+from hands import Hands
+from installation import SYSTEM, Installation
+from job_pod import Process, claim, code, namespace, pod
+from kube import Kube
+
+MIB = 1 << 20
+NAMESPACE = "faults"
+GROUP = "trainers"
+CLAIMS = itertools.count()
+"""A kubelet refuses a claim for a minute whose name another one had before."""
+
+
+@pytest.fixture
+def kube(timeslice: Installation) -> Iterator[Kube]:
+    kube = timeslice.kube
+    kube.apply(namespace(NAMESPACE))
+    shared = f"gpu-{next(CLAIMS)}"
+    kube.apply(code(NAMESPACE), claim(NAMESPACE, shared), controller(NAMESPACE))
+    kube.apply(*(pod(NAMESPACE, job, job, GROUP, shared) for job in ("a", "b")))
+    for name in ("controller", "a", "b"):
+        kube.wait("pod", name, "condition=Ready", NAMESPACE)
+    yield kube
+    kube.call("delete", "namespace", NAMESPACE, "--timeout=60s", timeout_s=70)
+
+
+@pytest.fixture
+def hands(kube: Kube) -> Hands:
+    return Hands(kube, NAMESPACE)
+
+
+@pytest.fixture
+def node(timeslice: Installation) -> str:
+    return timeslice.nodes[GROUP]
+
+
+class Job:
+    """A job whose pod has a process on the device, and whose controller is elsewhere."""
+
+    def __init__(self, kube: Kube, name: str) -> None:
+        self.name = name
+        self.control = Controller(kube, NAMESPACE, name, GROUP)
+        self.process = Process(kube, NAMESPACE, name)
+        self.written = ""
+
+    def first_turn(self, seed: int) -> None:
+        self.control.call("acquire", 60)
+        self.process.call("open", 0)
+        self.written = self.process.call("alloc", "weights", 16 * MIB, seed)
+        self.control.call("release")
+
+    def check(self) -> None:
+        """While it holds: what it wrote is there."""
+        assert self.process.call("digest", "weights") == self.written
+
+    def end(self) -> None:
+        self.control.abandon()
+        self.process.abandon()
+
+
+@pytest.fixture
+def jobs(kube: Kube) -> Iterator[tuple[Job, Job]]:
+    """Two jobs after their first turns: the memory of a is saved, b's is on the device."""
+    a, b = Job(kube, "a"), Job(kube, "b")
+    a.first_turn(1)
+    b.first_turn(2)
+    yield a, b
+    a.end()
+    b.end()
+
+
+@pytest.fixture
+def watch(kube: Kube) -> Iterator[GroupWatch]:
+    with GroupWatch(kube, NAMESPACE, GROUP) as watch:
+        yield watch
+
+
+def take_turns(jobs: tuple[Job, Job], turns: int = 2) -> None:
+    """Nothing is lost, and nobody is stuck."""
+    for _ in range(turns):
+        for job in jobs:
+            job.control.call("acquire", 60)
+            job.check()
+            job.control.call("release")
+
+
+def test_killed_orchestrator_comes_back_with_its_holder_and_its_waiter(
+    kube: Kube, jobs: tuple[Job, Job], watch: GroupWatch, hands: Hands
+) -> None:
+    a, b = jobs
+    a.control.call("acquire", 60)
+    b.control.begin("acquire", 120)
+    watch.until(waits("b"))
+    [found] = kube.get("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=timesliceorchestrator")["items"]
+    hands.kill(found["spec"]["nodeName"], "python3", "orchestrator")
+    a.check()
+    a.control.call("release")
+    b.control.result()
+    b.check()
+    b.control.call("release")
+    take_turns(jobs)
+
+
+def test_killed_agent_comes_back_and_knows_what_is_saved(
+    jobs: tuple[Job, Job], watch: GroupWatch, hands: Hands, node: str
+) -> None:
+    a, b = jobs
+    b.control.call("acquire", 60)
+    hands.kill(node, "python3", "snapshot_agent_server")
+    b.check()
+    a.control.begin("acquire", 120)
+    watch.until(waits("a"))
+    b.control.call("release")
+    a.control.result()
+    a.check()
+    a.control.call("release")
+    take_turns(jobs)
+
+
+def test_killed_process_of_the_holder_lets_the_next_one_go_on(
+    jobs: tuple[Job, Job], watch: GroupWatch, kube: Kube
+) -> None:
+    a, b = jobs
+    a.control.call("acquire", 60)
+    b.control.begin("acquire", 120)
+    watch.until(waits("b"))
+    pid = a.process.call("pid")
+    kube.exec("a", NAMESPACE, "kill", "-9", str(pid))
+    a.control.call("release")
+    b.control.result()
+    b.check()
+    b.control.call("release")
+
+
+def test_pod_deleted_in_the_middle_of_its_snapshot_is_no_fault(
+    jobs: tuple[Job, Job], watch: GroupWatch, kube: Kube, timeslice: Installation
+) -> None:
+    a, b = jobs
+    a.control.call("acquire", 60)
+    gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=0", "checkpoint=3")
+    gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=1", "checkpoint=3")
+    try:
+        b.control.begin("acquire", 120)
+        watch.until(waits("b"))
+        a.control.call("release")
+        watch.until(lambda status: status["state"] == "SWITCHING")
+        kube.call("delete", "pod", "a", "-n", NAMESPACE, "--grace-period=0", "--force")
+        b.control.result()
+        b.check()
+        assert watch.until(holds("b"))["conditions"] == []
+    finally:
+        # A setting, which --clear leaves.
+        gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=0", "checkpoint=0")
+        gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=1", "checkpoint=0")
+    b.control.call("release")
+
+
+def gpu_mock(kube: Kube, node: str, *arguments: str) -> str:
+    """The command on a node's mocks."""
+    pods = kube.get(
+        "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=timeslice-gpu-mock",
+        "--field-selector", f"spec.nodeName={node}",
+    )["items"]  # fmt: skip
+    [name] = [pod["metadata"]["name"] for pod in pods]
+    return kube.exec(name, SYSTEM, "/usr/lib/timeslice-gpu-mock/gpu-mock", *arguments, container="device-plugin")
