@@ -28,7 +28,7 @@ FIRST = ("Namespace", "CustomResourceDefinition", "PriorityClass", "ServiceAccou
 def kustomize_folder(env: Mapping[str, str]) -> Path:
     """deploy/kustomize of the working tree under `bazel run`, else the one beside this program."""
     tree = env.get("BUILD_WORKSPACE_DIRECTORY")
-    return Path(tree) / "deploy/kustomize" if tree else Path(__file__).resolve().parents[1] / "kustomize"
+    return Path(tree) / "deploy/kustomize" if tree else Path(__file__).parents[1] / "kustomize"
 
 
 def overlays(folder: Path) -> list[str]:
