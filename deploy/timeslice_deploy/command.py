@@ -16,7 +16,7 @@ from timeslice_deploy.delete import delete
 from timeslice_deploy.errors import BadUsage, DeployError
 from timeslice_deploy.kubectl import Kubectl
 from timeslice_deploy.manifests import Object
-from timeslice_deploy.names import NAMESPACE
+from timeslice_deploy.names import FIELD_MANAGER, NAMESPACE
 from timeslice_deploy.status import status
 
 EXIT_FAILED = 1
@@ -135,7 +135,8 @@ async def _diff(kubectl: Kubectl, objects: Sequence[Object]) -> int:
         return EXIT_FAILED
     plan = await certificate_plan(kubectl, rotate=False, new_ca=False)
     wanted = manifests.with_certificates(objects, plan.digests)
-    answer = await kubectl.call("diff", "--server-side", "-f", "-", stdin=manifests.dump(wanted))
+    answer = await kubectl.call(
+        "diff", "--server-side", f"--field-manager={FIELD_MANAGER}", "-f", "-", stdin=manifests.dump(wanted))
     if answer.status not in (0, 1) or (answer.status == 1 and not answer.out):
         raise kubectl.failure(answer, ("diff",))
     say(answer.out or "nothing would change\n", end="")

@@ -6,8 +6,11 @@ import base64
 import contextlib
 import re
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 from installation import SYSTEM
@@ -44,10 +47,30 @@ def agent(kube: Kube, node: str) -> Iterator[AgentCalls]:
             port = re.search(r":(\d+) ->", forward.stdout.readline())
             assert port, f"kubectl port-forward ended with {forward.wait()}"
             options = [("grpc.ssl_target_name_override", SERVER), ("grpc.use_local_subchannel_pool", 1)]
-            with grpc.secure_channel(f"127.0.0.1:{port[1]}", credentials, options) as channel:
+            with _reached(kube, port[1]) as target, grpc.secure_channel(target, credentials, options) as channel:
                 yield AgentCalls(SnapshotAgentServiceStub(channel))
         finally:
             forward.terminate()
+
+
+@contextlib.contextmanager
+def _reached(kube: Kube, port: str) -> Iterator[str]:
+    """The gRPC target of a port of 127.0.0.1 where kubectl runs: maybe in the network namespace of a cluster."""
+    namespace = Path(kube.kubectl).parents[1] / "net"
+    if not namespace.exists():
+        yield f"127.0.0.1:{port}"
+        return
+    with tempfile.TemporaryDirectory(prefix="relay-") as folder:
+        path = f"{folder}/agent.sock"
+        program = Path(__file__).with_name("relay.py")
+        command = ["nsenter", f"--net={namespace}", "--", sys.executable, str(program), path, port]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            try:
+                assert child.stdout is not None
+                assert child.stdout.readline() == "ready\n"
+                yield f"unix:{path}"
+            finally:
+                child.terminate()
 
 
 class AgentCalls:
