@@ -1,321 +1,343 @@
-"""The store of a cluster: each group's record in the status of its TimeSliceGroup, the leader's epoch in a Lease.
+"""The store of a cluster: each group's record is the status of its TimeSliceGroup, the epoch a Lease's transitions.
 
-Every write is a PUT of /status under the resourceVersion that was read. Groups do not wait for each other.
+See STORE.md. Every write is a PUT of /status with the resourceVersion that was seen last.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Record, RecordWaiter
-from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, RequestId, Token, WaiterRecord
+from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Publish, Record, RecordWaiter
+from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, GroupView, RequestId, Token, WaiterRecord
 from orchestrator.kube import groups
-from orchestrator.kube.api import ApiError, ApiRefused, ApiServer, ApiUnclear, ApiUnreachable, Object
-from orchestrator.kube.backoff import Backoff
+from orchestrator.kube.api import APPLY, ApiError, ApiRefused, ApiUnclear, Object
 from orchestrator.logs import say
 from orchestrator.store.codec import BadRecord
 from orchestrator.store.interface import Deposed, Loaded, StoreFailed, StoreRefused, StoreUnclear, Write
-from orchestrator.store.kubernetes_epoch import EpochLease
-from orchestrator.store.kubernetes_status import Kept, Shown, Status, build, parse, timestamp
+from orchestrator.store.kubernetes_status import Kept, Shown, build, parse, shown, timestamp
+from orchestrator.store.writer import group_of
 
-CONFLICT, NOT_FOUND, INVALID = 409, 404, 422
-TRIES = 5
-"""How often one write is decided anew because somebody else changed the object (its spec, mostly) meanwhile."""
-CLAIMED_AT_ONCE = 16
+LEASE_NAME = "timesliceorchestrator"
+QUEUE_WRITE_S = 1.0
+"""Places in the queue, and what only people look at, are written at most this often for each group."""
+MOST_TRIES = 5
+"""A write meets somebody else's, say a change of labels, once or twice; never so often."""
+AT_ONCE = 16
+"""Requests side by side when all groups are taken over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refresh:
-    """Write what stands in memory again: what people see of a group changed, or its object was made anew."""
+class Api(Protocol):
+    """What the store asks of the API server: see `ApiServer`."""
 
-    group: GroupId
+    async def request(
+        self, method: str, path: str, body: Any = None, *, query: Any = None, content_type: str = ...
+    ) -> Object: ...
 
 
 @dataclass(slots=True)
-class _Held:
-    """What this process knows of one group's object."""
+class _Group:
+    """A group as this store knows it: what is to be kept, and the object that was seen last."""
 
-    group: GroupId
-    version: str | None = None
-    """The resourceVersion that the next write replaces; None: there is no object."""
-    is_read: bool = False
-    status: Status = field(default_factory=dict)
-    """As it was read or written last."""
-    epoch: Epoch = Epoch(0)
+    id: GroupId
+    found: Object | None = None
+    """None: read it before writing."""
     record: GroupRecord | None = None
+    """As last written, or read."""
     ended: dict[Token, EndedLease] = field(default_factory=dict)
     waiters: dict[RequestId, WaiterRecord] = field(default_factory=dict)
-    """All of them, written or not."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_dirty: bool = False
+    """The queue, or what people see, is not as in the object."""
+    later: asyncio.TimerHandle | None = None
 
-    def read(self, group_object: Object | None) -> Kept:
-        """Take over the object as it is; BadRecord: its status is not ours."""
-        status = (group_object or {}).get("status") or {}
-        kept = parse(self.group, status)
-        self.version = group_object["metadata"]["resourceVersion"] if group_object is not None else None
-        self.is_read = True
-        self.status, self.epoch = status, kept.epoch
-        return kept
+    def take(self, kept: Kept) -> None:
+        self.record = kept.record
+        self.ended = {lease.token: lease for lease in kept.ended}
+        self.waiters = {waiter.request: waiter for waiter in kept.waiters}
 
 
 class KubernetesStore:
-    """A store that this process has opened, and leads. Made by `open`."""
+    """A store on one API server. Opening it raises the epoch, and takes all groups from whoever led before."""
 
-    def __init__(self, api: ApiServer, lease: EpochLease, wall: Callable[[], float]) -> None:
+    writes_groups_apart = True
+
+    def __init__(self, api: Api, namespace: str, identity: str, wall: Callable[[], float] = time.time) -> None:
+        """Use `open`. `identity`: of this process, for people; `wall`: seconds since 1970."""
         self._api = api
-        self._lease = lease
+        self._lease_path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._identity = identity
         self._wall = wall
-        self._groups: dict[GroupId, _Held] = {}
-        self.show: Callable[[GroupId], Shown | None] = lambda _: None
-        """What people are to see of a group besides its record; asked at each write."""
-
-    @property
-    def epoch(self) -> Epoch:
-        return self._lease.epoch
+        self._epoch = Epoch(0)
+        self._deposed_by: int | None = None
+        self._groups: dict[GroupId, _Group] = {}
+        self._show: Callable[[GroupId], Shown | None] = lambda _: None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def open(
-        cls, api: ApiServer, namespace: str, identity: str, wall: Callable[[], float] = time.time
+        cls, api: Api, namespace: str, identity: str, wall: Callable[[], float] = time.time
     ) -> "KubernetesStore":
-        """Lead: raise the epoch, then write it into every group, so that who led before can write nothing any more.
+        """Lead from now on. StoreRefused: the API server does not let us; ApiError: it cannot be reached."""
+        store = cls(api, namespace, identity, wall)
+        await store._raise_lease(0)
+        await store._take_over()
+        return store
 
-        Waits for an API server that does not answer. StoreRefused: it says no, or a status cannot be understood;
-        nothing was changed then.
-        """
-        store = cls(api, EpochLease(api, namespace, identity, wall), wall)
-        backoff = Backoff(0.2, 5.0)
-        while True:
-            try:
-                await store._lead()
-                return store
-            except ApiRefused as error:
-                if error.code not in (CONFLICT, 429):
-                    raise StoreRefused(_advice(error)) from error
-                problem: ApiError = error
-            except (ApiUnreachable, ApiUnclear) as error:
-                problem = error
-            if backoff.is_fresh:
-                say(f"cannot take the store yet: {problem}", level=logging.WARNING)
-            await asyncio.sleep(backoff.next())
+    @property
+    def epoch(self) -> Epoch:
+        return self._epoch
+
+    def show_by(self, view: Callable[[GroupId], GroupView | None], wall: Callable[[float], float]) -> None:
+        def show(group: GroupId) -> Shown | None:
+            seen = view(group)
+            return None if seen is None else shown(seen, wall)
+
+        self._show = show
+
+    def tell(self, published: Publish) -> None:
+        """It is written within a second."""
+        if (group := self._groups.get(published.group)) is not None:
+            self._write_later(group)
 
     async def load(self) -> Loaded:
-        await self._list()
-        held = [self._groups[group] for group in sorted(self._groups)]
+        found = self._groups.values()
         return Loaded(
-            tuple(one.record for one in held if one.record is not None),
-            tuple(one.ended[token] for one in held for token in sorted(one.ended)),
-            tuple(one.waiters[request] for one in held for request in sorted(one.waiters)))
+            tuple(group.record for group in found if group.record is not None),
+            tuple(lease for group in found for lease in group.ended.values()),
+            tuple(waiter for group in found for waiter in group.waiters.values()))
 
     async def read(self, group: GroupId) -> GroupRecord | None:
-        held = self._of(group)
-        async with held.lock:
+        known = self._group(group)
+        async with known.lock:
             try:
-                kept = await self._read(held)
-            except ApiError as error:
-                held.is_read = False
-                raise StoreFailed(f"the record of group {group!r} cannot be read: {error}") from error
-            except BadRecord as error:
+                kept = await self._look(known)
+            except (ApiError, BadRecord) as error:
                 raise StoreFailed(str(error)) from error
-            held.record = kept.record
-            return kept.record
+            known.take(kept)
+            return known.record
 
-    async def write(self, writes: Sequence[Write | Refresh]) -> None:
-        """As every store, with one transaction per group: where they end differently, it is unclear how."""
-        by_group: dict[GroupId, list[Write | Refresh]] = {}
+    async def write(self, writes: Sequence[Write]) -> None:
+        if self._deposed_by is not None:
+            raise Deposed(self._epoch, self._deposed_by)
+        by_group: dict[GroupId, list[Write]] = {}
         for write in writes:
-            by_group.setdefault(_group_of(write), []).append(write)
-        results = await asyncio.gather(
-            *(self._write(self._of(group), of_group) for group, of_group in by_group.items()), return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        for failure in failures:
-            if not isinstance(failure, StoreFailed):
-                raise failure
-        if failures and len(failures) < len(results):
-            raise StoreUnclear(f"some groups were written, others not: {failures[0]}") from failures[0]
-        if failures:
-            raise failures[0]
+            by_group.setdefault(group_of(write), []).append(write)
+        urgent = [group for group, own in by_group.items() if any(isinstance(write, Record) for write in own)]
+        for group, own in by_group.items():
+            if group not in urgent and group in self._groups:
+                self._note(self._groups[group], own)
+        if len(urgent) == 1:
+            await self._record(self._group(urgent[0]), by_group[urgent[0]])
+            return
+        done = await asyncio.gather(
+            *(self._record(self._group(group), by_group[group]) for group in urgent), return_exceptions=True)
+        failed = [error for error in done if error is not None]
+        if failed and len(failed) < len(urgent) and all(isinstance(error, StoreFailed) for error in failed):
+            raise StoreUnclear(f"some of {len(urgent)} groups were written: {failed[0]}") from failed[0]
+        if failed:
+            raise min(failed, key=lambda error: isinstance(error, StoreFailed))
 
     async def raise_epoch(self, above: int) -> Epoch:
         try:
-            return await self._lease.raise_above(above)
+            await self._raise_lease(above)
         except ApiError as error:
-            raise StoreFailed(f"the epoch cannot be raised: {error}") from error
+            raise StoreFailed(str(error)) from error
+        return self._epoch
 
     async def close(self) -> None:
-        """Nothing: the next one takes over whenever it starts."""
+        """Write what was to be written later, and end. Places in the queue that cannot be written are lost."""
+        for group in list(self._groups.values()):
+            if group.later is not None:
+                group.later.cancel()
+                with suppress(StoreFailed, StoreUnclear, Deposed):
+                    await self._flush(group)
+        for task in self._tasks:
+            task.cancel()
 
-    def has_lost(self, group_object: Object) -> bool:
-        """Tell whether an object, as a watch shows it, lacks the record that this process wrote: somebody deleted the
-        object, and it was made anew, or cleared its status."""
-        held = self._groups.get(groups.group_of(group_object))
-        return held is not None and held.record is not None and "version" not in (group_object.get("status") or {})
+    # Epoch.
 
-    # ------------------------------------------------------------ leading
-
-    async def _lead(self) -> None:
-        await self._list()
-        highest = max((held.epoch for held in self._groups.values()), default=Epoch(0))
-        await self._lease.take(highest)
-        limit = asyncio.Semaphore(CLAIMED_AT_ONCE)
-
-        async def claim(held: _Held) -> None:
-            async with limit, held.lock:
-                await self._put(held, lambda: {**held.status, "epoch": self.epoch})
-
-        await _all(claim(held) for held in self._groups.values() if held.version is not None)
-
-    async def _list(self) -> None:
-        """Read every group. Pages are of one moment."""
-        query = {"limit": "500"}
-        listed: set[GroupId] = set()
-        while True:
-            page = await self._api.request("GET", groups.COLLECTION, query=query)
-            for group_object in page["items"]:
-                group = groups.group_of(group_object)
-                listed.add(group)
-                held = self._of(group)
+    async def _raise_lease(self, above: int) -> None:
+        """Raise the Lease's transitions above themselves and `above`, durably; that is the epoch."""
+        path = f"{self._lease_path}/{LEASE_NAME}"
+        for _ in range(MOST_TRIES):
+            try:
                 try:
-                    kept = held.read(group_object)
+                    lease = await self._api.request("GET", path)
+                except ApiRefused as error:
+                    if error.code != 404:
+                        raise
+                    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE_NAME}}
+                stored = int(lease.get("spec", {}).get("leaseTransitions", 0))
+                if self._epoch and stored != self._epoch:
+                    self._deposed_by = stored
+                    raise Deposed(self._epoch, stored)
+                epoch = max(stored, above) + 1
+                lease["spec"] = {
+                    "holderIdentity": self._identity, "leaseTransitions": epoch,
+                    "acquireTime": timestamp(self._wall()).replace("Z", ".000000Z")}
+                is_new = "resourceVersion" not in lease["metadata"]
+                await self._api.request(
+                    "POST" if is_new else "PUT", self._lease_path if is_new else path, lease)
+            except ApiRefused as error:
+                if error.code != 409:
+                    raise StoreRefused(
+                        f"the Lease {LEASE_NAME!r} with the epoch cannot be written: {error}; give the orchestrator's"
+                        " ServiceAccount get, create and update of leases in its namespace") from error
+                continue
+            self._epoch = Epoch(epoch)
+            return
+        raise StoreRefused(f"the Lease {LEASE_NAME!r} changes all the time; let one orchestrator run")
+
+    async def _take_over(self) -> None:
+        """Read every group, and write our epoch into it, so that an earlier leader's next write is refused."""
+        try:
+            found = await self._api.request("GET", groups.COLLECTION)
+        except ApiRefused as error:
+            raise StoreRefused(
+                f"TimeSliceGroups cannot be listed: {error}; install their definition, and give the orchestrator's"
+                " ServiceAccount its ClusterRole") from error
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def take(one: Object) -> None:
+            group = self._group(groups.group_of(one))
+            async with room, group.lock:
+                group.found = one
+                try:
+                    group.take(parse(group.id, one.get("status", {})))
+                    await self._put(group, ())
                 except BadRecord as error:
                     raise StoreRefused(
-                        f"{error}; nothing was changed. Put a good status in its place, or delete the TimeSliceGroup to"
-                        " start it anew: its tokens then start above what the agents know") from error
-                held.record = kept.record
-                held.ended = {lease.token: lease for lease in kept.ended}
-                held.waiters = {waiter.request: waiter for waiter in kept.waiters}
-            query["continue"] = page["metadata"].get("continue") or ""
-            if not query["continue"]:
-                break
-        for group in self._groups.keys() - listed:
-            del self._groups[group]
-
-    # ------------------------------------------------------------ one group
-
-    def _of(self, group: GroupId) -> _Held:
-        return self._groups.setdefault(group, _Held(group))
-
-    async def _write(self, held: _Held, writes: Sequence[Write | Refresh]) -> None:
-        async with held.lock:
-            record, ended = held.record, dict(held.ended)
-            for write in writes:
-                match write:
-                    case Record():
-                        record = write.record
-                        ended |= {lease.token: lease for lease in write.ended}
-                    case RecordWaiter(waiter):
-                        held.waiters[waiter.request] = waiter
-                    case ForgetWaiter(_, request):
-                        held.waiters.pop(request, None)
-                    case ForgetEnded(_, up_to):
-                        ended = {token: lease for token, lease in ended.items() if token > up_to}
-                    case Refresh():
-                        pass
-            kept = Kept(self.epoch, record, tuple(ended.values()), ())
-
-            def status() -> Status:
-                return build(
-                    held.status, replace(kept, epoch=self.epoch, waiters=tuple(held.waiters.values())),
-                    self.show(held.group), timestamp(self._wall()))
-
-            is_anything = record is not None or bool(ended) or bool(held.waiters)
-            try:
-                await self._put(held, status, may_create=is_anything)
-            except ApiUnclear as error:
-                held.is_read = False
-                raise StoreUnclear(f"whether group {held.group!r} was written is not known: {error}") from error
-            except (ApiError, BadRecord) as error:
-                raise StoreFailed(f"group {held.group!r} was not written: {error}") from error
-            held.record, held.ended = record, ended
-
-    async def _put(self, held: _Held, status: Callable[[], Status], *, may_create: bool = False) -> None:
-        """Write a status over the one that was read. What others changed meanwhile is read, and `status` asked anew."""
-        was_sent = False
-        for _ in range(TRIES):
-            try:
-                if not held.is_read:
-                    await self._read(held)
-            except ApiError as error:
-                if was_sent:  # its answer was a conflict, which a repeated request of the connection may explain too
+                        f"{error}; if it cannot be mended, delete the TimeSliceGroup once its job has given it back"
+                    ) from error
+                except (StoreFailed, StoreUnclear) as error:
                     raise ApiUnclear(str(error)) from error
-                raise
-            if held.version is None:
-                if not may_create:
-                    return
-                await self._create(held)
-                continue
-            wanted = status()
-            if wanted == held.status:
-                return
-            try:
-                was_sent = True
-                held.read(await self._api.request("PUT", f"{groups.object_path(held.group)}/status", {
-                    "apiVersion": groups.API_VERSION, "kind": groups.KIND,
-                    "metadata": {"name": groups.object_name(held.group), "resourceVersion": held.version},
-                    "status": wanted}))
-                return
-            except ApiRefused as error:
-                held.is_read = False
-                if error.code not in (CONFLICT, NOT_FOUND, INVALID):
-                    raise
-                refusal = error
-                if error.code == INVALID:
-                    # The API server compares epochs and tokens itself; only a higher epoch is explained by a reading.
-                    await self._read(held)
-                    raise
-        raise refusal
 
-    async def _read(self, held: _Held) -> Kept:
-        """Read one object as it is now; Deposed: somebody else has written it since."""
-        group_object: Object | None
+        await asyncio.gather(*map(take, found.get("items") or ()))
+
+    # Writing.
+
+    async def _record(self, group: _Group, writes: Sequence[Write]) -> None:
+        async with group.lock:
+            await self._put(group, writes)
+
+    async def _put(self, group: _Group, writes: Sequence[Write]) -> None:
+        """Write the group as it is after `writes`. StoreFailed, StoreUnclear, Deposed: as `write`, and then the group
+        is as before. Held: its lock."""
+        if self._deposed_by is not None:
+            raise Deposed(self._epoch, self._deposed_by)
+        after = replace(group, ended=dict(group.ended), waiters=dict(group.waiters))
+        for write in writes:
+            _apply(after, write)
+        for _ in range(MOST_TRIES):
+            if group.found is None:
+                await self._see(group)
+            assert group.found is not None
+            status = build(
+                group.found.get("status", {}),
+                Kept(self._epoch, after.record, tuple(after.ended.values()), tuple(after.waiters.values())),
+                self._show(group.id), timestamp(self._wall()))
+            metadata = group.found["metadata"]
+            body = {
+                "apiVersion": groups.API_VERSION, "kind": groups.KIND, "spec": group.found.get("spec", {}),
+                "metadata": {k: metadata[k] for k in ("name", "uid", "resourceVersion")}, "status": status}
+            written, group.found = group.found, None
+            try:
+                group.found = await self._api.request("PUT", f"{groups.object_path(group.id)}/status", body)
+            except ApiRefused as error:
+                if error.code in (404, 409):
+                    continue
+                group.found = written
+                raise StoreFailed(str(error)) from error
+            except ApiUnclear as error:
+                raise StoreUnclear(str(error)) from error
+            except ApiError as error:
+                group.found = written
+                raise StoreFailed(str(error)) from error
+            group.record, group.ended, group.waiters, group.is_dirty = after.record, after.ended, after.waiters, False
+            return
+        raise StoreFailed(f"the TimeSliceGroup {groups.object_name(group.id)!r} changes all the time")
+
+    async def _see(self, group: _Group) -> None:
+        """Look at the object before a write to it: is it still ours, and as we left it?"""
         try:
-            group_object = await self._api.request("GET", groups.object_path(held.group))
+            kept = await self._look(group)
+            if group.found is None:
+                group.found = await self._api.request(
+                    "PATCH", groups.object_path(group.id), groups.manifest(group.id),
+                    query={"fieldManager": groups.FIELD_MANAGER, "force": "true"}, content_type=APPLY)
+                kept = parse(group.id, group.found.get("status", {}))
+        except (ApiError, BadRecord) as error:
+            raise StoreFailed(str(error)) from error
+        if kept.record is not None and kept.record != group.record:
+            raise StoreUnclear(
+                f"the status of TimeSliceGroup {groups.object_name(group.id)!r} was changed by somebody else")
+
+    async def _look(self, group: _Group) -> Kept:
+        """What stands in the object; nothing if there is none. Deposed: a later leader has written it."""
+        group.found = None
+        try:
+            found = await self._api.request("GET", groups.object_path(group.id))
         except ApiRefused as error:
-            if error.code != NOT_FOUND:
-                raise
-            group_object = None
-        kept = held.read(group_object)
-        if kept.epoch > self.epoch:
-            raise Deposed(self.epoch, kept.epoch)
+            if error.code == 404:
+                return Kept()
+            raise
+        kept = parse(group.id, found.get("status", {}))
+        if kept.epoch > self._epoch:
+            self._deposed_by = kept.epoch
+            raise Deposed(self._epoch, kept.epoch)
+        group.found = found
         return kept
 
-    async def _create(self, held: _Held) -> None:
-        """Make the object of a group that has none; somebody else may have been quicker."""
-        await self._lease.check()
-        held.is_read = False
+    # What can wait.
+
+    def _note(self, group: _Group, writes: Sequence[Write]) -> None:
+        for write in writes:
+            _apply(group, write)
+        self._write_later(group)
+
+    def _write_later(self, group: _Group) -> None:
+        group.is_dirty = True
+        if group.later is None:
+            group.later = asyncio.get_running_loop().call_later(
+                QUEUE_WRITE_S, lambda: self._spawn(self._flush_quietly(group)))
+
+    async def _flush_quietly(self, group: _Group) -> None:
         try:
-            await self._api.request(
-                "POST", groups.COLLECTION, groups.manifest(held.group), query={"fieldManager": groups.FIELD_MANAGER})
-        except ApiRefused as error:
-            if error.code != CONFLICT:
-                raise
+            await self._flush(group)
+        except (StoreFailed, StoreUnclear) as error:
+            say(f"group {group.id}: the queue could not be written: {error}", level=logging.WARNING, group=group.id)
+            if not isinstance(error, StoreUnclear):
+                self._write_later(group)
+        except Deposed:
+            pass  # the next record says so, where it is heard
+
+    async def _flush(self, group: _Group) -> None:
+        group.later = None
+        async with group.lock:
+            if group.is_dirty:
+                await self._put(group, ())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="write a group's queue")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _group(self, group: GroupId) -> _Group:
+        return self._groups.setdefault(group, _Group(group))
 
 
-def _group_of(write: Write | Refresh) -> GroupId:
+def _apply(group: _Group, write: Write) -> None:
     match write:
-        case Record(record):
-            return record.group
+        case Record(record, ended):
+            group.record = record
+            group.ended |= {lease.token: lease for lease in ended}
         case RecordWaiter(waiter):
-            return waiter.group
-        case ForgetWaiter(group) | ForgetEnded(group) | Refresh(group):
-            return group
-
-
-async def _all(work: Any) -> None:
-    """Do all of it; if something fails, wait for the rest and raise the first failure."""
-    async def one(coroutine: Coroutine[Any, Any, None]) -> None:
-        await coroutine
-
-    for result in await asyncio.gather(*map(one, work), return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-
-
-def _advice(error: ApiRefused) -> str:
-    if error.code == NOT_FOUND:
-        return f"{error}; apply the CustomResourceDefinition timeslicegroups.timeslice.io first"
-    if error.code in (401, 403):
-        return f"{error}; give the orchestrator's ServiceAccount its ClusterRole and Role"
-    return str(error)
+            group.waiters[waiter.request] = waiter
+        case ForgetWaiter(_, request):
+            group.waiters.pop(request, None)
+        case ForgetEnded(_, up_to):
+            group.ended = {token: lease for token, lease in group.ended.items() if token > up_to}
