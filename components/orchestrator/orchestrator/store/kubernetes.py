@@ -99,9 +99,8 @@ class KubernetesStore:
         self._show = show
 
     def tell(self, published: Publish) -> None:
-        """It is written within a second."""
-        if (group := self._groups.get(published.group)) is not None:
-            self._write_later(group)
+        """It is written within a second, for a group without a lease so far too."""
+        self._write_later(self._group(published.group))
 
     async def load(self) -> Loaded:
         found = self._groups.values()

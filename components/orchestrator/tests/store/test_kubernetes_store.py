@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fake_api import FakeApi
-from orchestrator.core.effects import Record, RecordWaiter
+from orchestrator.core.effects import Publish, Record, RecordWaiter
 from orchestrator.core.types import (
     EndedLease,
     Ending,
@@ -18,8 +18,8 @@ from orchestrator.core.types import (
     Token,
     WaiterRecord,
 )
-from orchestrator.kube.api import ApiUnclear, ApiUnreachable
-from orchestrator.kube.groups import object_path
+from orchestrator.kube.api import APPLY, ApiUnclear, ApiUnreachable
+from orchestrator.kube.groups import manifest, object_path
 from orchestrator.store import kubernetes
 from orchestrator.store.interface import StoreFailed, StoreUnclear
 from orchestrator.store.kubernetes import KubernetesStore
@@ -54,6 +54,21 @@ async def test_people_see_who_holds_the_group(api: FakeApi, store: KubernetesSto
     await store.write([held(1)])
     status = api.objects[object_path(G)]["status"]
     assert (status["state"], status["lease"]["job"], status["token"]) == ("Locked", "a", 1)
+
+
+async def test_a_group_shows_its_state_before_its_first_lease(
+    api: FakeApi, store: KubernetesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "QUEUE_WRITE_S", 0.01)
+    # As the labels of nodes name it, after the start.
+    await api.request("PATCH", object_path(G), manifest(G, ["n1"]), content_type=APPLY)
+    store.tell(Publish(group=G, kind="node_found"))
+    async with asyncio.timeout(5):
+        await api.has_put.wait()
+    shown = api.objects[object_path(G)]
+    assert (shown["status"]["state"], shown["status"]["epoch"]) == ("Idle", store.epoch)
+    assert shown["spec"]["nodes"] == [{"name": "n1"}]
+    await store.close()
 
 
 async def test_a_write_that_meets_a_change_of_something_else_is_repeated(api: FakeApi, store: KubernetesStore) -> None:
