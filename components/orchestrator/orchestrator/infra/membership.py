@@ -65,7 +65,8 @@ def to_apply(nodes: Iterable[Object], group_objects: Mapping[str, Object]) -> li
         group = groups.group_of(found)
         ours = labelled.pop(group, set()) if name == groups.object_name(group) else set()
         if groups.is_ours_to_release(found):
-            released = groups.manifest(group, is_held=False)
+            # With the nodes as they stand: a spec of which we take back all is refused, and the finalizer stays.
+            released = groups.manifest(group, stated_nodes(found), is_held=False)
             released["metadata"] |= {
                 "resourceVersion": found["metadata"]["resourceVersion"], "uid": found["metadata"]["uid"]}
             wanted.append(released)

@@ -75,4 +75,5 @@ def test_a_deleted_group_is_let_go_once_it_has_no_lease() -> None:
     del found["status"]["lease"]
     [released] = to_apply([node("n1", "trainers")], named(found))
     assert "finalizers" not in released["metadata"]
+    assert released["spec"] == {"nodes": [{"name": "n1"}]}  # without what we stated before, no spec would be left
     assert released["metadata"]["resourceVersion"] == "7"
