@@ -8,11 +8,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from orchestrator import logs
 from orchestrator.addresses import CannotListen, address_problem, leaves_machine
@@ -27,6 +27,9 @@ from orchestrator.policies import UnsaveablePolicies
 from orchestrator.serve import Served, serve
 from orchestrator.store.interface import Deposed, Store, StoreRefused
 from orchestrator.store.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from orchestrator.kube.api import ApiServer
 
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
@@ -154,11 +157,12 @@ async def _run(arguments: Arguments, dialer: Dialer) -> int:
     started = time.monotonic()
     try:
         async with AsyncExitStack() as stack:
+            api = await _api_server(stack) if "kubernetes" in (arguments.infra, arguments.store) else None
             infra: Infra = StaticInfra(arguments.agents)
-            if arguments.infra == "kubernetes":
-                infra = await stack.enter_async_context(_cluster())
+            if api is not None and arguments.infra == "kubernetes":
+                infra = await _cluster(api, stack)
             failure = await serve(
-                arguments.config, infra, arguments.listen, lambda: _open_store(arguments, stack), stop, ready, dialer)
+                arguments.config, infra, arguments.listen, lambda: _open_store(arguments, api), stop, ready, dialer)
     except (CannotListen, StoreRefused, Deposed, BadUsage):
         raise
     except Exception:
@@ -171,30 +175,31 @@ async def _run(arguments: Arguments, dialer: Dialer) -> int:
     return 0
 
 
-@asynccontextmanager
-async def _cluster() -> AsyncIterator[Infra]:
-    """The cluster, followed within the block. Its client takes 100 MB and a second, so it is imported only here."""
-    from orchestrator.infra.kubernetes import KubernetesInfra
+async def _api_server(stack: AsyncExitStack) -> "ApiServer":
+    """The cluster's API server. Its client takes 100 MB and a second, so it is imported only here."""
     from orchestrator.kube.api import NoCluster, connect
 
     try:
-        async with connect(os.environ) as api, KubernetesInfra(api, *_own_pod(os.environ)).running() as infra:
-            yield infra
+        return await stack.enter_async_context(connect(os.environ))
     except NoCluster as error:
-        raise BadUsage(f"--infra kubernetes: {error}") from error
+        raise BadUsage(f"--infra kubernetes and --store kubernetes: {error}") from error
 
 
-async def _open_store(arguments: Arguments, stack: AsyncExitStack) -> Store:
-    """The store, led by us; what it needs beside it ends with `stack`. Waits for an API server that is away."""
+async def _cluster(api: "ApiServer", stack: AsyncExitStack) -> Infra:
+    """The cluster, followed until `stack` ends."""
+    from orchestrator.infra.kubernetes import KubernetesInfra
+
+    return await stack.enter_async_context(KubernetesInfra(api, *_own_pod(os.environ)).running())
+
+
+async def _open_store(arguments: Arguments, api: "ApiServer | None") -> Store:
+    """The store, led by us. Waits for an API server that is away."""
     if arguments.store == "sqlite":
         return await SqliteStore.open(arguments.state_dir)
-    from orchestrator.kube.api import ApiError, NoCluster, connect
+    from orchestrator.kube.api import ApiError
     from orchestrator.store.kubernetes import KubernetesStore
 
-    try:
-        api = await stack.enter_async_context(connect(os.environ))
-    except NoCluster as error:
-        raise BadUsage(f"--store kubernetes: {error}") from error
+    assert api is not None, "who wants that store has it"
     is_said = False
     while True:
         try:

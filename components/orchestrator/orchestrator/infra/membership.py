@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from orchestrator.core.types import OnUnsaveable
 from orchestrator.infra.interface import AgentSpec, GroupOnNode, GroupPolicy, Topology
@@ -13,17 +13,17 @@ AGENT_LABEL = "app.kubernetes.io/name=snapshot-agent"
 AGENT_PORT = 9001
 
 
-def topology(nodes: Mapping[str, Object], group_objects: Collection[Object], agents: Iterable[Object]) -> Topology:
+def topology(nodes: Mapping[str, Object], group_objects: Iterable[Object], agents: Iterable[Object]) -> Topology:
     """All nodes that a group names and that exist; one without a running agent has the address ""."""
-    addresses = agent_addresses(agents)
+    addresses, by_age = agent_addresses(agents), sorted(group_objects, key=_age)
     of_node: dict[str, list[GroupOnNode]] = defaultdict(list)
-    for found in sorted(group_objects, key=_age):
+    for found in by_age:
         for entry in found.get("spec", {}).get("nodes") or ():
             if entry["name"] in nodes:
                 of_node[entry["name"]].append(
                     GroupOnNode(groups.group_of(found), tuple(map(str, entry.get("accelerators") or ()))))
     specs = tuple(AgentSpec(node, addresses.get(node, ""), tuple(of_node[node])) for node in sorted(of_node))
-    return Topology(specs, tuple(filter(None, map(policy, sorted(group_objects, key=_age)))))
+    return Topology(specs, tuple(filter(None, map(policy, by_age))))
 
 
 def policy(group_object: Object) -> GroupPolicy | None:
@@ -70,7 +70,7 @@ def to_apply(nodes: Iterable[Object], group_objects: Mapping[str, Object]) -> li
             released["metadata"] |= {
                 "resourceVersion": found["metadata"]["resourceVersion"], "uid": found["metadata"]["uid"]}
             wanted.append(released)
-        elif not groups.is_leaving(found) and (ours != stated_nodes(found) or not is_held(found)):
+        elif not groups.is_leaving(found) and (ours != stated_nodes(found) or not groups.is_held(found)):
             wanted.append(groups.manifest(group, ours))
     return wanted + [groups.manifest(group, labelled[group]) for group in sorted(labelled)]
 
@@ -83,11 +83,6 @@ def stated_nodes(group_object: Object) -> set[str]:
             nodes = entry.get("fieldsV1", {}).get("f:spec", {}).get("f:nodes", {})
             found |= {json.loads(key[2:])["name"] for key in nodes if key.startswith("k:")}
     return found
-
-
-def is_held(group_object: Object) -> bool:
-    """Our finalizer is there."""
-    return groups.FINALIZER in group_object["metadata"].get("finalizers", ())
 
 
 def _age(found: Object) -> tuple[str, str]:

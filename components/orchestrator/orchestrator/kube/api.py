@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
@@ -15,7 +15,6 @@ Object = dict[str, Any]
 """An object of the API as JSON has it."""
 
 JSON = "application/json"
-JSON_PATCH = "application/json-patch+json"
 APPLY = "application/apply-patch+yaml"
 """Server-side apply; JSON is YAML."""
 
@@ -52,6 +51,15 @@ class NoCluster(Exception):
     """No API server is configured, or not so that it can be used. The text says what to set."""
 
 
+class Requests(Protocol):
+    """Who takes requests: see `ApiServer.request`."""
+
+    async def request(
+        self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None,
+        content_type: str = ...,
+    ) -> Object: ...
+
+
 class ApiServer:
     """One API server. Made by `connect`; requests may run side by side."""
 
@@ -61,26 +69,22 @@ class ApiServer:
 
     async def request(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None,
-        content_type: str = JSON, timeout_s: float | None = None,
+        content_type: str = JSON,
     ) -> Object:
         """Make a request and return the object that it is answered with.
 
         ApiRefused and ApiUnreachable: nothing was changed. ApiUnclear: it may have been. A cancelled request may have
         been done, too.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        try:
+        limit_s = self._timeout_s
+        with _as_api_errors(
+            f"the API server did not answer {method} {path} within {limit_s:g} s", f"{method} {path} was cut off"
+        ):
             async with asyncio.timeout(limit_s):
                 response = await self._send(
                     method, path, query, body, content_type,
                     aiohttp.ClientTimeout(total=limit_s, sock_connect=min(CONNECT_S, limit_s)))
                 data = await response.read()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ApiUnreachable(f"the API server cannot be reached: {error}") from error
-        except TimeoutError as error:
-            raise ApiUnclear(f"the API server did not answer {method} {path} within {limit_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ApiUnclear(f"{method} {path} was cut off: {error!r}") from error
         if not 200 <= response.status < 300:
             raise _refusal(response.status, response.reason or "", data)
         answer = json.loads(data)
@@ -95,7 +99,9 @@ class ApiServer:
         """
         response = None
         try:
-            try:
+            with _as_api_errors(
+                f"nothing came from the watch of {path} for {silence_s:g} s", f"the watch of {path} broke"
+            ):
                 async with asyncio.timeout(silence_s):
                     response = await self._send(
                         "GET", path, {**query, "watch": "true"}, None, JSON,
@@ -110,12 +116,6 @@ class ApiServer:
                     for line in lines:
                         if line.strip():
                             yield _watched(bytes(line))
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-                raise ApiUnreachable(f"the API server cannot be reached: {error}") from error
-            except TimeoutError as error:
-                raise ApiUnclear(f"nothing came from the watch of {path} for {silence_s:g} s") from error
-            except (aiohttp.ClientError, OSError) as error:
-                raise ApiUnclear(f"the watch of {path} broke: {error!r}") from error
         finally:
             if response is not None:
                 response.close()
@@ -151,6 +151,19 @@ async def connect(env: Mapping[str, str], timeout_s: float = 5.0) -> AsyncIterat
         ) from error
     async with ApiClient(configuration) as client:
         yield ApiServer(client, timeout_s)
+
+
+@contextmanager
+def _as_api_errors(silent: str, cut: str) -> Iterator[None]:
+    """What goes wrong below HTTP, as ApiError: `silent` is said after a timeout, `cut` before what broke it else."""
+    try:
+        yield
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise ApiUnreachable(f"the API server cannot be reached: {error}") from error
+    except TimeoutError as error:
+        raise ApiUnclear(silent) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ApiUnclear(f"{cut}: {error!r}") from error
 
 
 def _watched(line: bytes) -> Object:

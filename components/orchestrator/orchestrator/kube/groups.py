@@ -60,12 +60,17 @@ def is_leaving(group_object: Object) -> bool:
     return "deletionTimestamp" in group_object["metadata"]
 
 
+def is_held(group_object: Object) -> bool:
+    """Our finalizer is there."""
+    return FINALIZER in group_object["metadata"].get("finalizers", ())
+
+
 def is_ours_to_release(group_object: Object) -> bool:
     """It is deleted, and only our finalizer holds it back, with no lease and no switch left."""
     status = group_object.get("status", {})
     return (
         is_leaving(group_object)
-        and FINALIZER in group_object["metadata"].get("finalizers", ())
+        and is_held(group_object)
         and "lease" not in status
         and "intent" not in status
     )

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Publish, Record, RecordWaiter
 from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, GroupView, RequestId, Token, WaiterRecord
 from orchestrator.kube import groups
-from orchestrator.kube.api import APPLY, ApiError, ApiRefused, ApiUnclear, Object
+from orchestrator.kube.api import ApiError, ApiRefused, ApiUnclear, Object, Requests
+from orchestrator.kube.stating import state
 from orchestrator.logs import say
 from orchestrator.store.codec import BadRecord
 from orchestrator.store.interface import Deposed, Loaded, StoreFailed, StoreRefused, StoreUnclear, Write
@@ -28,14 +29,6 @@ MOST_TRIES = 5
 """A write meets somebody else's, say a change of labels, once or twice; never so often."""
 AT_ONCE = 16
 """Requests side by side when all groups are taken over."""
-
-
-class Api(Protocol):
-    """What the store asks of the API server: see `ApiServer`."""
-
-    async def request(
-        self, method: str, path: str, body: Any = None, *, query: Any = None, content_type: str = ...
-    ) -> Object: ...
 
 
 @dataclass(slots=True)
@@ -65,7 +58,7 @@ class KubernetesStore:
 
     writes_groups_apart = True
 
-    def __init__(self, api: Api, namespace: str, identity: str, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, api: Requests, namespace: str, identity: str, wall: Callable[[], float] = time.time) -> None:
         """Use `open`. `identity`: of this process, for people; `wall`: seconds since 1970."""
         self._api = api
         self._lease_path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -79,7 +72,7 @@ class KubernetesStore:
 
     @classmethod
     async def open(
-        cls, api: Api, namespace: str, identity: str, wall: Callable[[], float] = time.time
+        cls, api: Requests, namespace: str, identity: str, wall: Callable[[], float] = time.time
     ) -> "KubernetesStore":
         """Lead from now on. StoreRefused: the API server does not let us; ApiError: it cannot be reached."""
         store = cls(api, namespace, identity, wall)
@@ -129,9 +122,6 @@ class KubernetesStore:
         for group, own in by_group.items():
             if group not in urgent and group in self._groups:
                 self._note(self._groups[group], own)
-        if len(urgent) == 1:
-            await self._record(self._group(urgent[0]), by_group[urgent[0]])
-            return
         done = await asyncio.gather(
             *(self._record(self._group(group), by_group[group]) for group in urgent), return_exceptions=True)
         failed = [error for error in done if error is not None]
@@ -265,9 +255,7 @@ class KubernetesStore:
         try:
             kept = await self._look(group)
             if group.found is None:
-                group.found = await self._api.request(
-                    "PATCH", groups.object_path(group.id), groups.manifest(group.id),
-                    query={"fieldManager": groups.FIELD_MANAGER, "force": "true"}, content_type=APPLY)
+                group.found = await state(self._api, groups.manifest(group.id))
                 kept = parse(group.id, group.found.get("status", {}))
         except (ApiError, BadRecord) as error:
             raise StoreFailed(str(error)) from error
