@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot_agent_server.core.contexts import ContextState
-from snapshot_agent_server.core.events import GroupsChanged, Requested
+from snapshot_agent_server.core.events import GroupsChanged
 from snapshot_agent_server.core.groups import GroupClaim, Groups
 from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, OperationId
 from snapshot_agent_server.core.operations import Kind, Status
@@ -28,14 +28,9 @@ def tell(world: World, *claims: GroupClaim) -> None:
 
 
 def ask(world: World, kind: Kind, key: ContextKey = KEY) -> OperationId:
-    number = world.number()
-    operation = OperationId(f"{kind}-{number}")
-    world.post(Requested(number, kind, key.job, key.group, operation, token=1, epoch=1))
-    while world.calls or world.listings:
-        if world.listings:
-            world.list_members(world.listings[0])
-        else:
-            world.answer(world.calls[0])
+    """And all that it wants done is done."""
+    operation = world.ask(kind, key)
+    world.answer_all()
     return operation
 
 

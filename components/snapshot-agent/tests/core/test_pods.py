@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from snapshot_agent_server.core.contexts import ContextState
-from snapshot_agent_server.core.events import GroupsChanged, Requested
+from snapshot_agent_server.core.events import GroupsChanged
 from snapshot_agent_server.core.groups import GroupClaim
-from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
+from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId
 from snapshot_agent_server.core.operations import Kind, Status
 from snapshot_agent_server.core.outcomes import DriverState
 from world import GPU, World
@@ -22,24 +22,9 @@ def world() -> World:
     return World()
 
 
-def ask(world: World, kind: Kind, key: ContextKey = KEY, token: int = 1) -> OperationId:
-    number = world.number()
-    operation = OperationId(f"{kind}-{number}")
-    world.post(Requested(number, kind, key.job, key.group, operation, token=token, epoch=1))
-    return operation
-
-
-def drain(world: World) -> None:
-    while world.calls or world.listings:
-        if world.listings:
-            world.list_members(world.listings[0])
-        else:
-            world.answer(world.calls[0])
-
-
 def save(world: World, key: ContextKey = KEY, token: int = 1) -> None:
-    operation = ask(world, Kind.SNAPSHOT, key, token)
-    drain(world)
+    operation = world.ask(Kind.SNAPSHOT, key, token)
+    world.answer_all()
     assert world.results[operation][-1].status is Status.COMPLETE
 
 
@@ -70,9 +55,9 @@ def test_what_no_sample_has_shown_is_saved_with_the_rest(world: World) -> None:
 def test_a_driver_that_does_not_say_who_uses_cuda_is_asked_again(world: World) -> None:
     uid = world.pod("a")
     trainer, sidecar = world.run_in(uid), world.run_in(uid, DriverState.NONE)
-    operation = ask(world, Kind.SNAPSHOT)
+    operation = world.ask(Kind.SNAPSHOT, KEY)
     world.list_members(world.listings[0], is_silent=True)
-    drain(world)
+    world.answer_all()
     assert world.results[operation][-1].status is Status.COMPLETE
     assert trainer.state is DriverState.CHECKPOINTED
     world.sample()
@@ -91,19 +76,19 @@ def test_what_starts_in_a_saved_jobs_pod_is_saved_too(world: World) -> None:
     save(world)
     late = world.run_in(uid)
     world.sample()
-    drain(world)
+    world.answer_all()
     assert late.state is DriverState.CHECKPOINTED
     assert world.published[KEY].view.state is ContextState.SAVED
 
 
 def test_an_intruder_in_a_pod_is_locked(world: World) -> None:
     world.run_in(world.pod("b"))
-    ask(world, Kind.UNLOCK, ContextKey(B, G))
-    drain(world)
+    world.ask(Kind.UNLOCK, ContextKey(B, G))
+    world.answer_all()
     world.sample()
     intruder = world.run_in(world.pod("a"))
     world.sample()
-    drain(world)
+    world.answer_all()
     assert intruder.state is DriverState.LOCKED
 
 
@@ -114,7 +99,7 @@ def test_the_last_process_of_a_container_ends_the_context_though_others_run_on(w
     world.sample()
     world.kill(trainer.id.pid)
     assert KEY not in world.gone, "somebody may be there whom no sample has shown"
-    drain(world)
+    world.answer_all()
     assert world.gone == [KEY]
 
 
@@ -123,13 +108,13 @@ def test_a_container_that_is_restarted_makes_the_context_anew(world: World) -> N
     first = world.run_in(uid)
     save(world)
     world.kill(first.id.pid)
-    drain(world)
+    world.answer_all()
     assert world.gone == [KEY]
     again = world.run_in(uid)
     world.sample()
     assert pids(world) == (again.id.pid,)
-    operation = ask(world, Kind.RESTORE)
-    drain(world)
+    operation = world.ask(Kind.RESTORE, KEY)
+    world.answer_all()
     assert world.results[operation][-1].status is Status.COMPLETE
 
 
@@ -144,7 +129,7 @@ def test_processes_outlive_their_pods_object(world: World) -> None:
     assert pids(world) == (trainer.id.pid, late.id.pid), "a pod that was force-deleted may go on for long"
     for target in (trainer, late):
         world.kill(target.id.pid)
-    drain(world)
+    world.answer_all()
     assert world.gone == [KEY]
     assert not world.node.registry.pods.known
     assert world.disk.pods == ()
@@ -153,12 +138,12 @@ def test_processes_outlive_their_pods_object(world: World) -> None:
 def test_a_pod_that_is_deleted_in_mid_snapshot_ends_the_operation_as_gone(world: World) -> None:
     uid = world.pod("a")
     target = world.run_in(uid)
-    operation = ask(world, Kind.SNAPSHOT)
+    operation = world.ask(Kind.SNAPSHOT, KEY)
     world.list_members(world.listings[0])
     assert world.calls
     world.delete_pod(uid)
     world.kill(target.id.pid)
-    drain(world)
+    world.answer_all()
     result = world.results[operation][-1]
     assert (result.status, result.is_gone) == (Status.FAILED, True)
     assert world.gone == [KEY]
@@ -199,8 +184,8 @@ def test_a_saved_process_goes_when_it_is_back(world: World) -> None:
     world.pod("b", uid=uid)
     world.sample()
     assert world.published[KEY].view.state is ContextState.SAVED
-    ask(world, Kind.RESTORE)
-    drain(world)
+    world.ask(Kind.RESTORE, KEY)
+    world.answer_all()
     world.sample()
     assert pids(world, ContextKey(B, G)) == (target.id.pid,)
 
@@ -219,7 +204,7 @@ def test_its_group_is_remembered_while_its_accelerators_tell_nothing(world: Worl
     save(world, ContextKey(A, H))
     world.sample()
     world.crash(is_lazy_lost=True)
-    drain(world)
+    world.answer_all()
     world.sample()
     assert pids(world, ContextKey(A, H)) == (target.id.pid,)
     assert world.published[ContextKey(A, H)].view.state is ContextState.SAVED

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot_agent_server.core.contexts import ContextState
-from snapshot_agent_server.core.events import Registered, Requested
-from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId, ProcessId
+from snapshot_agent_server.core.events import Registered
+from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, ProcessId
 from snapshot_agent_server.core.operations import Kind, Status
 from snapshot_agent_server.core.outcomes import DriverState, Verb
 from snapshot_agent_server.core.trees import Candidate, Tree, members
@@ -41,27 +41,12 @@ def fork(world: World, state: DriverState = DriverState.RUNNING, key: ContextKey
     return child
 
 
-def ask(world: World, kind: Kind, key: ContextKey = KEY, token: int = 1) -> OperationId:
-    number = world.number()
-    operation = OperationId(f"{kind}-{number}")
-    world.post(Requested(number, kind, key.job, key.group, operation, token=token, epoch=1))
-    return operation
-
-
-def drain(world: World) -> None:
-    while world.calls or world.listings:
-        if world.listings:
-            world.list_members(world.listings[0])
-        else:
-            world.answer(world.calls[0])
-
-
 def test_a_child_born_a_moment_ago_is_saved_with_the_others(world: World) -> None:
     root = plant(world)
     child = fork(world)
-    operation = ask(world, Kind.SNAPSHOT)
+    operation = world.ask(Kind.SNAPSHOT, KEY)
     assert not world.calls, "nothing is locked before the tree was looked through"
-    drain(world)
+    world.answer_all()
     assert (root.state, child.state) == (DriverState.CHECKPOINTED, DriverState.CHECKPOINTED)
     assert world.results[operation][-1].status is Status.COMPLETE
     assert world.published[KEY].view.pids == (root.id.pid, child.id.pid)
@@ -72,12 +57,12 @@ def test_members_without_cuda_cost_no_driver_calls_of_their_own(world: World) ->
     for _ in range(20):
         fork(world, DriverState.NONE)
     world.sample()
-    ask(world, Kind.SNAPSHOT)
+    world.ask(Kind.SNAPSHOT, KEY)
     [wanted] = world.listings
     assert len(wanted.ask) == 20, "one question for all of them"
     world.list_members(wanted)
     assert [call.verb for call in world.calls] == [Verb.LOCK]
-    drain(world)
+    world.answer_all()
     assert world.published[KEY].view.state is ContextState.SAVED
 
 
@@ -86,47 +71,47 @@ def test_a_member_that_started_cuda_unseen_is_saved(world: World) -> None:
     loader = fork(world, DriverState.NONE)
     world.sample()
     loader.state = DriverState.RUNNING
-    ask(world, Kind.SNAPSHOT)
-    drain(world)
+    world.ask(Kind.SNAPSHOT, KEY)
+    world.answer_all()
     assert loader.state is DriverState.CHECKPOINTED
 
 
 def test_a_driver_that_does_not_say_who_uses_cuda_is_asked_again(world: World) -> None:
     plant(world)
     child = fork(world)
-    ask(world, Kind.SNAPSHOT)
+    world.ask(Kind.SNAPSHOT, KEY)
     world.list_members(world.listings[0], is_silent=True)
     assert (Verb.STATE, child.id.pid) in [(call.verb, call.process.pid) for call in world.calls]
-    drain(world)
+    world.answer_all()
     assert child.state is DriverState.CHECKPOINTED
 
 
 def test_a_child_that_appears_during_the_lock_is_locked_by_the_agent(world: World) -> None:
     plant(world)
-    ask(world, Kind.UNLOCK)
-    drain(world)
-    ask(world, Kind.LOCK)
+    world.ask(Kind.UNLOCK, KEY)
+    world.answer_all()
+    world.ask(Kind.LOCK, KEY)
     world.list_members(world.listings[0])
     child = fork(world)  # after the listing, before the driver has locked its parent
-    drain(world)
+    world.answer_all()
     assert child.state is DriverState.RUNNING
     world.sample()
-    drain(world)
+    world.answer_all()
     assert child.state is DriverState.LOCKED
     assert world.published[KEY].view.locked
 
 
 def test_a_child_that_comes_when_its_tree_is_saved_is_saved_too(world: World) -> None:
     root = plant(world)
-    ask(world, Kind.SNAPSHOT)
-    drain(world)
+    world.ask(Kind.SNAPSHOT, KEY)
+    world.answer_all()
     late = fork(world)
     world.sample()
-    drain(world)
+    world.answer_all()
     assert late.state is DriverState.CHECKPOINTED
     assert world.published[KEY].view.state is ContextState.SAVED
-    ask(world, Kind.RESTORE)
-    drain(world)
+    world.ask(Kind.RESTORE, KEY)
+    world.answer_all()
     assert (root.state, late.state) == (DriverState.RUNNING, DriverState.RUNNING)
 
 
@@ -135,7 +120,7 @@ def test_a_tree_whose_known_processes_end_lives_on_in_a_child_that_nobody_saw(wo
     child = fork(world)
     world.kill(root.id.pid)
     assert KEY not in world.gone
-    drain(world)
+    world.answer_all()
     assert KEY not in world.gone
     assert world.published[KEY].view.pids == (child.id.pid,)
 
@@ -148,14 +133,14 @@ def test_a_look_from_before_a_birth_does_not_end_a_tree(world: World) -> None:
     world.kill(root.id.pid)
     world.end_look()
     assert KEY not in world.gone
-    drain(world)
+    world.answer_all()
     assert world.published[KEY].view.pids == (child.id.pid,)
 
 
 def test_a_tree_without_members_is_gone_and_forgotten(world: World) -> None:
     root = plant(world)
     world.kill(root.id.pid)
-    drain(world)
+    world.answer_all()
     assert world.gone == [KEY]
     world._flush()
     assert (world.disk.trees, world.disk.processes) == ([], {})
@@ -171,23 +156,23 @@ def test_after_a_restart_members_that_were_never_on_record_are_known(world: Worl
     world.sample()
     world.crash(is_lazy_lost=True)
     assert world.node.registry.owner(child.id) == KEY
-    ask(world, Kind.SNAPSHOT)
-    drain(world)
+    world.ask(Kind.SNAPSHOT, KEY)
+    world.answer_all()
     assert child.state is DriverState.CHECKPOINTED
 
 
 def test_a_restart_in_the_middle_of_the_listing_lists_again(world: World) -> None:
     root = plant(world)
-    operation = ask(world, Kind.SNAPSHOT)
+    operation = world.ask(Kind.SNAPSHOT, KEY)
     world.crash(is_lazy_lost=True)
-    drain(world)
+    world.answer_all()
     assert root.state is DriverState.CHECKPOINTED
     assert world.results[operation][-1].status is Status.COMPLETE
 
 
 def test_a_listing_that_never_comes_fails_the_operation_at_its_deadline(world: World) -> None:
     root = plant(world)
-    operation = ask(world, Kind.SNAPSHOT)
+    operation = world.ask(Kind.SNAPSHOT, KEY)
     world.listings.clear()
     world.pass_time(121.0)
     result = world.results[operation][-1]
@@ -198,11 +183,11 @@ def test_a_listing_that_never_comes_fails_the_operation_at_its_deadline(world: W
 
 def test_a_tree_that_is_locked_is_listed_before_the_next_operation_too(world: World) -> None:
     plant(world)
-    ask(world, Kind.LOCK)
-    drain(world)
+    world.ask(Kind.LOCK, KEY)
+    world.answer_all()
     child = fork(world)
-    ask(world, Kind.SNAPSHOT)
-    drain(world)
+    world.ask(Kind.SNAPSHOT, KEY)
+    world.answer_all()
     assert child.state is DriverState.CHECKPOINTED
 
 

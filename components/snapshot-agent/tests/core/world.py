@@ -50,6 +50,7 @@ from snapshot_agent_server.core.events import (
     PodsChanged,
     ProcessEnded,
     Registered,
+    Requested,
     Sampled,
     Woken,
 )
@@ -344,6 +345,21 @@ class World:
             found = [(key, ObservedProcess(observed.id)) for key, observed in found]
             in_pods = [(uid, ObservedProcess(observed.id)) for uid, observed in in_pods]
         self.post(MembersListed(tuple(found), wanted.operation, wanted.emptied, tuple(in_pods)))
+
+    def ask(self, kind: Kind, key: ContextKey, token: int = 1) -> OperationId:
+        """The orchestrator asks for an operation; its id."""
+        number = self.number()
+        operation = OperationId(f"{kind}-{number}")
+        self.post(Requested(number, kind, key.job, key.group, operation, token=token, epoch=1))
+        return operation
+
+    def answer_all(self) -> None:
+        """Listings and calls come to an end by the rules, until none is left."""
+        while self.calls or self.listings:
+            if self.listings:
+                self.list_members(self.listings[0])
+            else:
+                self.answer(self.calls[0])
 
     def post(self, event: Event) -> list[Effect]:
         effects = self.node.handle(event, self.now)
