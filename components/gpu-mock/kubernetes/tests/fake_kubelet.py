@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,18 @@ from kubelet_api import dra_pb2, dra_pb2_grpc, plugin_registration_pb2, plugin_r
 
 DEADLINE_S = 20.0
 """For what comes at once on an idle machine."""
+
+
+@contextlib.asynccontextmanager
+async def serving(plugin: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """A plugin that serves; stopped at the end as SIGTERM stops it."""
+    task = asyncio.create_task(plugin)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 class FakeKubelet(pb_grpc.RegistrationServicer):

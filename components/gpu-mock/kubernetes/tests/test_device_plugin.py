@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import re
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import grpc
 import pytest
 from container import Container
-from fake_kubelet import DEADLINE_S, FakeKubelet
+from fake_kubelet import DEADLINE_S, FakeKubelet, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,16 +23,8 @@ from gpu_mock_kubernetes.mock import MockDevice
 from kubelet_api import device_plugin_pb2 as pb
 
 
-@contextlib.asynccontextmanager
-async def plugin(folders: NodeFolders) -> AsyncIterator[asyncio.Task[None]]:
-    """The plugin, serving; stopped at the end as SIGTERM stops it."""
-    task = asyncio.create_task(device_plugin.serve(folders, lambda: None))
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+def plugin(folders: NodeFolders) -> AbstractAsyncContextManager[asyncio.Task[None]]:
+    return serving(device_plugin.serve(folders, lambda: None))
 
 
 def uuids(folders: NodeFolders) -> list[str]:

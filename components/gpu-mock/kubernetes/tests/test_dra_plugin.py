@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from container import Container
-from fake_kubelet import FakeKubelet
+from fake_kubelet import FakeKubelet, serving
 
 from fake_api_server import FakeApiServer
 from gpu_mock_kubernetes import dra_plugin, installer, mock, publisher
@@ -22,18 +22,10 @@ NODE = "node-1"
 SLICE = "node-1-gpu.nvidia.com"
 
 
-@contextlib.asynccontextmanager
-async def driver(
+def driver(
     folders: NodeFolders, cluster: FakeApiServer, on_published: Callable[[], None] = lambda: None
-) -> AsyncIterator[asyncio.Task[None]]:
-    """The driver, serving; stopped at the end as SIGTERM stops it."""
-    task = asyncio.create_task(dra_plugin.serve(folders, cluster.api, NODE, on_published))
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+) -> AbstractAsyncContextManager[asyncio.Task[None]]:
+    return serving(dra_plugin.serve(folders, cluster.api, NODE, on_published))
 
 
 @pytest.fixture
