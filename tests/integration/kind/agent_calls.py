@@ -14,24 +14,17 @@ from pathlib import Path
 
 import grpc
 from installation import SYSTEM
-from kube import Kube, Object
+from kube import Kube
+from system_pods import AGENT, system_pod
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1.snapshot_agent_pb2_grpc import SnapshotAgentServiceStub
 
-AGENTS = "app.kubernetes.io/name=snapshot-agent"
 SERVER = "snapshot-agent.timeslice-system"
 
 
-def agent_pod(kube: Kube, node: str) -> Object:
-    """The agent's pod on a node: the one that runs."""
-    pods = kube.get("pods", "-n", SYSTEM, "-l", AGENTS, "--field-selector", f"spec.nodeName={node}")["items"]
-    [found] = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    return found
-
-
 def agent_log(kube: Kube, node: str) -> str:
-    return kube.call("logs", "-n", SYSTEM, agent_pod(kube, node)["metadata"]["name"], "--tail=-1")
+    return kube.call("logs", "-n", SYSTEM, system_pod(kube, AGENT, node)["metadata"]["name"], "--tail=-1")
 
 
 @contextlib.contextmanager
@@ -39,7 +32,7 @@ def agent(kube: Kube, node: str) -> Iterator[AgentCalls]:
     secret = kube.get("secret", "timesliceorchestrator-tls", "-n", SYSTEM)["data"]
     parts = {name: base64.b64decode(value) for name, value in secret.items()}
     credentials = grpc.ssl_channel_credentials(parts["ca.crt"], parts["tls.key"], parts["tls.crt"])
-    name = agent_pod(kube, node)["metadata"]["name"]
+    name = system_pod(kube, AGENT, node)["metadata"]["name"]
     command = [kube.kubectl, "--context", kube.context, "port-forward", "-n", SYSTEM, f"pod/{name}", "0:9001"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
         try:
@@ -56,15 +49,14 @@ def agent(kube: Kube, node: str) -> Iterator[AgentCalls]:
 @contextlib.contextmanager
 def _reached(kube: Kube, port: str) -> Iterator[str]:
     """The gRPC target of a port of 127.0.0.1 where kubectl runs: maybe in the network namespace of a cluster."""
-    namespace = Path(kube.kubectl).parents[1] / "net"
-    if not namespace.exists():
+    program = [sys.executable, str(Path(__file__).with_name("relay.py"))]
+    inside = kube.inside(program)
+    if inside == program:
         yield f"127.0.0.1:{port}"
         return
     with tempfile.TemporaryDirectory(prefix="relay-") as folder:
         path = f"{folder}/agent.sock"
-        program = Path(__file__).with_name("relay.py")
-        command = ["nsenter", f"--net={namespace}", "--", sys.executable, str(program), path, port]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen([*inside, path, port], stdout=subprocess.PIPE, text=True) as child:
             try:
                 assert child.stdout is not None
                 assert child.stdout.readline() == "ready\n"

@@ -78,7 +78,7 @@ def make_cluster() -> Installation:
         return Installation(Kube(kubectl, context), None)
     before = machine_state()
     cluster = clusters().up(f"test-{os.getpid()}", workers=2, owner=this_process())
-    made = Installation(Kube(cluster.kubectl, cluster.context), cluster, before)
+    made = Installation(Kube(cluster.kubectl, cluster.context, cluster.command), cluster, before)
     try:
         with step("loading the images"):
             told([str(ROOT / "images/load"), "--name", cluster.name, "--kind", cluster.kind])

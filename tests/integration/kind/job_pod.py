@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,15 @@ CALL_S = 120.0
 
 def namespace(name: str) -> Object:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+@contextlib.contextmanager
+def in_namespace(kube: Kube, name: str, *objects: Object) -> Iterator[Kube]:
+    """A namespace with the jobs' code and these objects, which is gone behind the block with all that came into it."""
+    kube.apply(namespace(name))
+    kube.apply(code(name), *objects)
+    yield kube
+    kube.call("delete", "namespace", name, "--timeout=60s", timeout_s=70)
 
 
 def code(namespace: str) -> Object:

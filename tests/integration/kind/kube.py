@@ -21,9 +21,13 @@ CALL_S = 60.0
 class Kube:
     """One cluster, by a kubectl that knows it."""
 
-    def __init__(self, kubectl: str, context: str) -> None:
+    def __init__(
+        self, kubectl: str, context: str, inside: Callable[[Sequence[str]], list[str]] = list
+    ) -> None:
+        """`inside`: a command so that it runs in the network where kubectl does."""
         self.kubectl = kubectl
         self.context = context
+        self.inside = inside
 
     def call(self, *arguments: str, stdin: str | None = None, timeout_s: float = CALL_S) -> str:
         """Stdout of one kubectl; an AssertionError tells what it said where it failed."""

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from agent_calls import AGENTS, agent, agent_log, agent_pod, context, is_in
+from agent_calls import agent, agent_log, context, is_in
 from installation import SYSTEM, Installation
-from job_pod import Process, claim, code, namespace, pod
+from job_pod import Process, claim, in_namespace, pod
 from kube import Kube, Object
+from system_pods import AGENT, gpu_mock, system_pod
 
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 
@@ -22,11 +23,8 @@ GROUP = "trainers"
 
 @pytest.fixture
 def kube(timeslice: Installation) -> Iterator[Kube]:
-    kube = timeslice.kube
-    kube.apply(namespace(NAMESPACE))
-    kube.apply(code(NAMESPACE), claim(NAMESPACE, "gpu"))
-    yield kube
-    kube.call("delete", "namespace", NAMESPACE, "--timeout=60s", timeout_s=70)
+    with in_namespace(timeslice.kube, NAMESPACE, claim(NAMESPACE, "gpu")) as kube:
+        yield kube
 
 
 @pytest.fixture
@@ -46,18 +44,6 @@ def job_pod(name: str, group: str | None = GROUP) -> Object:
     if group is None:
         del made["metadata"]["labels"]["timeslice.io/group"]
     return made
-
-
-
-def inject(kube: Kube, node: str, *fault: str) -> None:
-    """Have the mock GPUs of a node misbehave."""
-    pods = kube.get(
-        "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=timeslice-gpu-mock",
-        "--field-selector", f"spec.nodeName={node}",
-    )["items"]  # fmt: skip
-    [name] = [one["metadata"]["name"] for one in pods]
-    command = ["/usr/lib/timeslice-gpu-mock/gpu-mock", "inject", *fault]
-    kube.exec(name, SYSTEM, *command, container="device-plugin")
 
 
 def test_a_jobs_processes_are_known_by_the_labels_of_its_pod(kube: Kube, node: str) -> None:
@@ -100,7 +86,7 @@ def test_agents_restart_one_after_the_other_in_the_middle_of_traffic(kube: Kube,
             process.call("open", 0)
             written[name] = process.call("alloc", "weights", 20 * MIB, seed)
             process.call("release")
-        before = agent_pod(kube, node)["metadata"]["uid"]
+        before = system_pod(kube, AGENT, node)["metadata"]["uid"]
         is_done = threading.Event()
 
         def restart() -> None:
@@ -124,7 +110,7 @@ def test_agents_restart_one_after_the_other_in_the_middle_of_traffic(kube: Kube,
                 process.call("release")
             turns += 1
         restarting.join()
-        assert agent_pod(kube, node)["metadata"]["uid"] != before
+        assert system_pod(kube, AGENT, node)["metadata"]["uid"] != before
         assert turns > 5, "there was no traffic to speak of"
 
 
@@ -137,7 +123,7 @@ def test_a_second_agent_on_the_node_is_refused_with_a_reason(kube: Kube, node: s
         "metadata": {"name": "second-agent", "namespace": SYSTEM},
         "spec": spec,
     }
-    first = agent_pod(kube, node)
+    first = system_pod(kube, AGENT, node)
     try:
         kube.apply(second)
         failed = kube.watch_until(
@@ -148,7 +134,7 @@ def test_a_second_agent_on_the_node_is_refused_with_a_reason(kube: Kube, node: s
     [ended] = [one["state"]["terminated"] for one in failed["status"]["containerStatuses"]]
     assert ended["exitCode"] == 2
     assert "another snapshot agent (process" in ended["message"]
-    now = agent_pod(kube, node)
+    now = system_pod(kube, AGENT, node)
     assert now["metadata"]["uid"] == first["metadata"]["uid"]
     restarts = [one["restartCount"] for found in (first, now) for one in found["status"]["containerStatuses"]]
     assert restarts[0] == restarts[1], "the first agent took notice"
@@ -165,7 +151,7 @@ def test_a_pod_that_is_deleted_in_mid_snapshot_leaves_no_fault(kube: Kube, node:
             if process is b:
                 break
             process.call("release")
-        inject(kube, node, "slow", "checkpoint=5")
+        gpu_mock(kube, node, "inject", "slow", "checkpoint=5")
         try:
             a.begin("acquire", 120)
             b.call("release")  # its snapshot takes 5 s now
@@ -173,7 +159,7 @@ def test_a_pod_that_is_deleted_in_mid_snapshot_leaves_no_fault(kube: Kube, node:
             kube.call("delete", "pod", "b", "-n", NAMESPACE, "--grace-period=0", "--force")
             a.result()
         finally:
-            inject(kube, node, "slow", "checkpoint=0")  # a setting: --clear leaves it
+            gpu_mock(kube, node, "inject", "slow", "checkpoint=0")  # a setting: --clear leaves it
         status = known.until(lambda status: not context(status, "b"))
         assert pb.JOB_STATE_FAULTED not in {one.state for one in status.job_statuses}
         lines = [json.loads(line) for line in agent_log(kube, node).splitlines() if line.startswith("{")]
@@ -217,4 +203,5 @@ print(json.dumps([refused, len(client.status().accelerator_statuses)]))
 
 
 def test_all_agents_are_ready_again(kube: Kube) -> None:
-    kube.call("wait", "pod", "-l", AGENTS, "--for=condition=Ready", "-n", SYSTEM, "--timeout=60s", timeout_s=70)
+    agents = f"app.kubernetes.io/name={AGENT}"
+    kube.call("wait", "pod", "-l", agents, "--for=condition=Ready", "-n", SYSTEM, "--timeout=60s", timeout_s=70)

@@ -9,8 +9,9 @@ import pytest
 from group_watch import Controller, GroupWatch, controller, holds, waits
 from hands import Hands
 from installation import SYSTEM, Installation
-from job_pod import Process, claim, code, namespace, pod
+from job_pod import Process, claim, in_namespace, pod
 from kube import Kube
+from system_pods import gpu_mock
 
 MIB = 1 << 20
 NAMESPACE = "faults"
@@ -21,15 +22,12 @@ CLAIMS = itertools.count()
 
 @pytest.fixture
 def kube(timeslice: Installation) -> Iterator[Kube]:
-    kube = timeslice.kube
-    kube.apply(namespace(NAMESPACE))
     shared = f"gpu-{next(CLAIMS)}"
-    kube.apply(code(NAMESPACE), claim(NAMESPACE, shared), controller(NAMESPACE))
-    kube.apply(*(pod(NAMESPACE, job, job, GROUP, shared) for job in ("a", "b")))
-    for name in ("controller", "a", "b"):
-        kube.wait("pod", name, "condition=Ready", NAMESPACE)
-    yield kube
-    kube.call("delete", "namespace", NAMESPACE, "--timeout=60s", timeout_s=70)
+    with in_namespace(timeslice.kube, NAMESPACE, claim(NAMESPACE, shared), controller(NAMESPACE)) as kube:
+        kube.apply(*(pod(NAMESPACE, job, job, GROUP, shared) for job in ("a", "b")))
+        for name in ("controller", "a", "b"):
+            kube.wait("pod", name, "condition=Ready", NAMESPACE)
+        yield kube
 
 
 @pytest.fixture
@@ -161,13 +159,3 @@ def test_pod_deleted_in_the_middle_of_its_snapshot_is_no_fault(
         gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=0", "checkpoint=0")
         gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=1", "checkpoint=0")
     b.control.call("release")
-
-
-def gpu_mock(kube: Kube, node: str, *arguments: str) -> str:
-    """The command on a node's mocks."""
-    pods = kube.get(
-        "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=timeslice-gpu-mock",
-        "--field-selector", f"spec.nodeName={node}",
-    )["items"]  # fmt: skip
-    [name] = [pod["metadata"]["name"] for pod in pods]
-    return kube.exec(name, SYSTEM, "/usr/lib/timeslice-gpu-mock/gpu-mock", *arguments, container="device-plugin")

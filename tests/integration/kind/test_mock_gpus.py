@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from installation import SYSTEM, Installation
-from job_pod import claim, code, namespace, pod
+from job_pod import claim, in_namespace, pod
 from kube import Kube, Object
+from system_pods import AGENT, MOCK, gpu_mock, system_pod
 
 NAMESPACE = "mock-gpus"
 GROUP = "trainers"
@@ -61,11 +62,8 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def kube(timeslice: Installation) -> Iterator[Kube]:
-    kube = timeslice.kube
-    kube.apply(namespace(NAMESPACE))
-    kube.apply(code(NAMESPACE), claim(NAMESPACE, "shared"))
-    yield kube
-    kube.call("delete", "namespace", NAMESPACE, "--timeout=60s", timeout_s=70)
+    with in_namespace(timeslice.kube, NAMESPACE, claim(NAMESPACE, "shared")) as kube:
+        yield kube
 
 
 def unprivileged(made: Object, uid: int) -> Object:
@@ -112,14 +110,6 @@ def slice_of(kube: Kube, node: str) -> Object:
 
 def uuids(found: Object) -> list[str]:
     return [one["attributes"]["uuid"]["string"] for one in found["spec"]["devices"]]
-
-
-def system_pod(kube: Kube, app: str, node: str) -> Object:
-    """Our pod on the node."""
-    [found] = kube.get(
-        "pods", "-n", SYSTEM, "-l", f"app.kubernetes.io/name={app}", "--field-selector", f"spec.nodeName={node}"
-    )["items"]
-    return dict(found)
 
 
 class Holder:
@@ -175,7 +165,7 @@ def test_the_agent_sees_the_process_and_the_memory_is_not_the_pods(kube: Kube) -
     """Its limit has no room for what it holds on the device: that counts where the driver was installed."""
     made = with_resource(pod(NAMESPACE, "holder", "e", GROUP, None), 1, f"{HELD_MIB}Mi")
     name = start(kube, unprivileged(made, 1000))
-    agent = system_pod(kube, "snapshot-agent", node_of(kube, name))["metadata"]["name"]
+    agent = system_pod(kube, AGENT, node_of(kube, name))["metadata"]["name"]
     pod_uid = kube.get("pod", name, "-n", NAMESPACE)["metadata"]["uid"]
     with Holder(kube, name):
         seen = json.loads(kube.exec(agent, SYSTEM, "/usr/bin/python3", "-c", NODE_VIEW))
@@ -188,14 +178,10 @@ def test_the_agent_sees_the_process_and_the_memory_is_not_the_pods(kube: Kube) -
 
 def test_a_lost_device_is_offered_in_neither_way(kube: Kube, timeslice: Installation) -> None:
     node = timeslice.nodes[GROUP]
-    plugin = system_pod(kube, "timeslice-gpu-mock", node)["metadata"]["name"]
     both = uuids(slice_of(kube, node))
 
     def lose(code: str) -> None:
-        kube.exec(
-            plugin, SYSTEM, "/usr/lib/timeslice-gpu-mock/gpu-mock", "inject", "device-lost", "device=1", code,
-            container="device-plugin",
-        )  # fmt: skip
+        gpu_mock(kube, node, "inject", "device-lost", "device=1", code)
 
     def offered(count: int, wanted: list[str]) -> None:
         kube.watch_until(lambda one: one["status"]["allocatable"]["nvidia.com/gpu"] == str(count), "node", node)
@@ -219,7 +205,7 @@ def test_a_kubelet_that_is_killed_finds_both_plugins_again(kube: Kube, timeslice
     holder = start(kube, pod(NAMESPACE, "holder", "e", GROUP, "shared", ["python3", "-c", program]))
     node = node_of(kube, holder)
     before, seen = slice_of(kube, node)["metadata"]["uid"], devices(kube, holder)
-    plugin = system_pod(kube, "timeslice-gpu-mock", node)["metadata"]["name"]
+    plugin = system_pod(kube, MOCK, node)["metadata"]["name"]
     known = log_lines(kube, plugin).count(REGISTERED)
 
     timeslice.on_node(node, "sh", "-c", "kill -9 $(pidof kubelet)")

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from installation import SYSTEM, Installation
-from job_pod import Process, claim, code, namespace, pod
+from installation import Installation
+from job_pod import Process, claim, in_namespace, pod
 from kube import Kube
+from system_pods import gpu_mock
 
 MIB = 1 << 20
 NAMESPACE = "one-job"
@@ -16,11 +17,8 @@ NAMESPACE = "one-job"
 
 @pytest.fixture
 def kube(timeslice: Installation) -> Iterator[Kube]:
-    kube = timeslice.kube
-    kube.apply(namespace(NAMESPACE))
-    kube.apply(code(NAMESPACE), claim(NAMESPACE, "one"), claim(NAMESPACE, "two"))
-    yield kube
-    kube.call("delete", "namespace", NAMESPACE, "--timeout=60s", timeout_s=70)
+    with in_namespace(timeslice.kube, NAMESPACE, claim(NAMESPACE, "one"), claim(NAMESPACE, "two")) as kube:
+        yield kube
 
 
 def start(kube: Kube, shared: str, *names: str) -> None:
@@ -69,12 +67,5 @@ def test_two_jobs_take_turns_and_keep_their_contents(kube: Kube, timeslice: Inst
 
 def journal(kube: Kube, node: str) -> list[dict[str, object]]:
     """What the mocks of a node wrote down."""
-    pods = kube.get(
-        "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=timeslice-gpu-mock",
-        "--field-selector", f"spec.nodeName={node}",
-    )["items"]  # fmt: skip
-    [name] = [pod["metadata"]["name"] for pod in pods]
-    text = kube.exec(
-        name, SYSTEM, "/usr/lib/timeslice-gpu-mock/gpu-mock", "journal", "--json", container="device-plugin"
-    )
+    text = gpu_mock(kube, node, "journal", "--json")
     return [json.loads(line) for line in text.splitlines()]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from group_watch import Controller, GroupWatch, controller, holds, waits
 from installation import Installation
-from job_pod import Process, claim, code, namespace, pod
+from job_pod import Process, claim, in_namespace, pod
 from kube import Kube
 
 MIB = 1 << 20
@@ -16,12 +16,10 @@ NAMESPACE = "rl"
 
 @pytest.fixture
 def kube(timeslice: Installation) -> Iterator[Kube]:
-    kube = timeslice.kube
-    kube.apply(namespace(NAMESPACE))
-    kube.apply(code(NAMESPACE), claim(NAMESPACE, "samplers"), claim(NAMESPACE, "trainers"), controller(NAMESPACE))
-    kube.wait("pod", "controller", "condition=Ready", NAMESPACE)
-    yield kube
-    kube.call("delete", "namespace", NAMESPACE, "--timeout=60s", timeout_s=70)
+    objects = [claim(NAMESPACE, "samplers"), claim(NAMESPACE, "trainers"), controller(NAMESPACE)]
+    with in_namespace(timeslice.kube, NAMESPACE, *objects) as kube:
+        kube.wait("pod", "controller", "condition=Ready", NAMESPACE)
+        yield kube
 
 
 def make_pods(kube: Kube, job: str, group: str) -> list[str]:

@@ -7,7 +7,6 @@ sees nothing of a cluster but its processes and cgroups. Several labs stand besi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import shlex
@@ -21,7 +20,6 @@ from timeslice_kind.cache import locked, remove_tree
 from timeslice_kind.errors import KindError
 from timeslice_kind.processes import run
 
-CLONE_NEWNET = 0x40000000
 CGROUPS = Path("/sys/fs/cgroup")
 MODULES = Path("/lib/modules")
 """kind mounts this folder of the machine into each node; machines without modules may lack it."""
@@ -258,19 +256,3 @@ def remove_cgroups(ids: Sequence[str]) -> None:
 def remove_folder(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.rmdir()
-
-
-def enter_network(namespace: Path) -> None:
-    """Take the calling thread, the threads and processes that it starts from now on, into a network namespace.
-
-    Raises:
-        OSError: the kernel refused.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if libc.setns(descriptor, CLONE_NEWNET):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(namespace))
-    finally:
-        os.close(descriptor)
