@@ -6,6 +6,7 @@ A pod idles; what it does is told line by line to device_process.py, which is ru
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ IMAGE = "localhost/timeslice-client-example:" + "0.1.0"
 CODE = "job-code"
 
 CALL_S = 120.0
+
+_NUMBERS = itertools.count()
 
 
 def namespace(name: str) -> Object:
@@ -44,6 +47,11 @@ def code(namespace: str) -> Object:
         "metadata": {"name": CODE, "namespace": namespace},
         "data": {"device_process.py": text},
     }
+
+
+def new_claim_name() -> str:
+    """One that no test had: for a minute, a kubelet refuses a claim whose name another one of the namespace had."""
+    return f"gpu-{next(_NUMBERS)}"
 
 
 def claim(namespace: str, name: str) -> Object:

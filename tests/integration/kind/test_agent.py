@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from agent_calls import agent, agent_log, context, is_in
 from installation import SYSTEM, Installation
-from job_pod import Process, claim, in_namespace, pod
+from job_pod import Process, claim, in_namespace, new_claim_name, pod
 from kube import Kube, Object
 from system_pods import AGENT, gpu_mock, system_pod
 
@@ -22,8 +22,14 @@ GROUP = "trainers"
 
 
 @pytest.fixture
-def kube(timeslice: Installation) -> Iterator[Kube]:
-    with in_namespace(timeslice.kube, NAMESPACE, claim(NAMESPACE, "gpu")) as kube:
+def shared() -> str:
+    """The claim of the test's pods."""
+    return new_claim_name()
+
+
+@pytest.fixture
+def kube(timeslice: Installation, shared: str) -> Iterator[Kube]:
+    with in_namespace(timeslice.kube, NAMESPACE, claim(NAMESPACE, shared)) as kube:
         yield kube
 
 
@@ -38,19 +44,19 @@ def start(kube: Kube, *objects: Object) -> None:
         kube.wait("pod", one["metadata"]["name"], "condition=Ready", NAMESPACE, timeout_s=60)
 
 
-def job_pod(name: str, group: str | None = GROUP) -> Object:
+def job_pod(name: str, shared: str, group: str | None = GROUP) -> Object:
     """A pod of the job of the same name."""
-    made = pod(NAMESPACE, name, name, GROUP, "gpu")
+    made = pod(NAMESPACE, name, name, GROUP, shared)
     if group is None:
         del made["metadata"]["labels"]["timeslice.io/group"]
     return made
 
 
-def test_a_jobs_processes_are_known_by_the_labels_of_its_pod(kube: Kube, node: str) -> None:
+def test_a_jobs_processes_are_known_by_the_labels_of_its_pod(kube: Kube, node: str, shared: str) -> None:
     """Nothing is registered, and labels may come and change while they run."""
-    unlabelled = job_pod("unlabelled", group=None)
+    unlabelled = job_pod("unlabelled", shared, group=None)
     del unlabelled["metadata"]["labels"]["timeslice.io/job-id"]
-    start(kube, job_pod("labelled", group=None), unlabelled)
+    start(kube, job_pod("labelled", shared, group=None), unlabelled)
     with ExitStack() as stack:
         known = stack.enter_context(agent(kube, node))
         first = stack.enter_context(Process(kube, NAMESPACE, "labelled"))
@@ -75,8 +81,8 @@ def unmanaged(status: pb.StatusResponse) -> set[int]:
     return {pid for one in status.accelerator_statuses for pid in one.unmanaged_pids}
 
 
-def test_agents_restart_one_after_the_other_in_the_middle_of_traffic(kube: Kube, node: str) -> None:
-    start(kube, job_pod("a"), job_pod("b"))
+def test_agents_restart_one_after_the_other_in_the_middle_of_traffic(kube: Kube, node: str, shared: str) -> None:
+    start(kube, job_pod("a", shared), job_pod("b", shared))
     with Process(kube, NAMESPACE, "a") as a, Process(kube, NAMESPACE, "b") as b:
         jobs = {"a": a, "b": b}
         written = {}
@@ -140,8 +146,8 @@ def test_a_second_agent_on_the_node_is_refused_with_a_reason(kube: Kube, node: s
     assert restarts[0] == restarts[1], "the first agent took notice"
 
 
-def test_a_pod_that_is_deleted_in_mid_snapshot_leaves_no_fault(kube: Kube, node: str) -> None:
-    start(kube, job_pod("a"), job_pod("b"))
+def test_a_pod_that_is_deleted_in_mid_snapshot_leaves_no_fault(kube: Kube, node: str, shared: str) -> None:
+    start(kube, job_pod("a", shared), job_pod("b", shared))
     with Process(kube, NAMESPACE, "a") as a, Process(kube, NAMESPACE, "b") as b, agent(kube, node) as known:
         for seed, process in enumerate((a, b)):
             process.call("join", None, None, None)

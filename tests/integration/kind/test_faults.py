@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
 from group_watch import Controller, GroupWatch, controller, holds, waits
 from hands import Hands
 from installation import SYSTEM, Installation
-from job_pod import Process, claim, in_namespace, pod
+from job_pod import Process, claim, in_namespace, new_claim_name, pod
 from kube import Kube
 from system_pods import gpu_mock
 
 MIB = 1 << 20
 NAMESPACE = "faults"
 GROUP = "trainers"
-CLAIMS = itertools.count()
-"""A kubelet refuses a claim for a minute whose name another one had before."""
 
 
 @pytest.fixture
 def kube(timeslice: Installation) -> Iterator[Kube]:
-    shared = f"gpu-{next(CLAIMS)}"
+    shared = new_claim_name()
     with in_namespace(timeslice.kube, NAMESPACE, claim(NAMESPACE, shared), controller(NAMESPACE)) as kube:
         kube.apply(*(pod(NAMESPACE, job, job, GROUP, shared) for job in ("a", "b")))
         for name in ("controller", "a", "b"):
