@@ -19,6 +19,8 @@ APPLY = "application/apply-patch+yaml"
 """Server-side apply; JSON is YAML."""
 
 GONE = 410
+BUSY = 429
+"""Too many requests; and what an API server says of a collection that it has just begun to serve."""
 CONNECT_S = 3.0
 """How long a connection may take: within a cluster it takes a millisecond."""
 TEXT_KEPT = 256
@@ -40,7 +42,7 @@ class ApiRefused(ApiError):
 
 
 class ApiUnreachable(ApiError):
-    """The request was not sent: nothing was changed."""
+    """The request was not sent, or the API server takes none now (429): nothing was changed."""
 
 
 class ApiUnclear(ApiError):
@@ -176,7 +178,8 @@ def _watched(line: bytes) -> Object:
 
 
 def _refusal(code: int, reason: str, body: bytes) -> ApiError:
-    """What an answer other than success means. Of a 5xx nobody knows what was done, but for a store that is full."""
+    """What an answer other than success means. Of a 5xx nobody knows what was done, but for a store that is full; a 429
+    asks to come again, so it is no refusal."""
     text = body.decode(errors="replace")
     try:
         status = json.loads(text)
@@ -184,6 +187,8 @@ def _refusal(code: int, reason: str, body: bytes) -> ApiError:
     except (ValueError, AttributeError):
         pass
     text = text[:TEXT_KEPT]
+    if code == BUSY:
+        return ApiUnreachable(f"the API server takes no requests now ({code} {reason}): {text}")
     if code < 500 or "database space exceeded" in text:
         return ApiRefused(code, reason, text)
     return ApiUnclear(f"the API server answers {code} {reason}: {text}")
