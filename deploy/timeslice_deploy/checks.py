@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from timeslice_deploy.errors import BadUsage, DeployError
@@ -34,12 +34,14 @@ CLUSTER_SCOPED = {
 }
 
 
-async def chosen_context(program: str, given: str | None) -> str:
-    """The context to work in. Raises: BadUsage with the list of those that there are, unless it was named."""
+async def chosen_context(program: str, given: str | None, of_kind: Collection[str] = ()) -> str:
+    """The context to work in. Raises: BadUsage with the list of those that there are, unless it was named.
+
+    `of_kind`: those of //tools/kind, which have kubeconfigs of their own."""
     known = await contexts(program)
     if given in known and given is not None:
         return given
-    listed = "\n".join(f"  --context {name}" for name in known) or "  (none: is KUBECONFIG right?)"
+    listed = "\n".join(f"  --context {name}" for name in sorted({*known, *of_kind})) or "  (none: is KUBECONFIG right?)"
     what = f"there is no context {given!r}" if given else "which cluster? Name its context"
     raise BadUsage(f"{what}; the kubeconfig has\n{listed}")
 

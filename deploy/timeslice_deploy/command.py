@@ -65,7 +65,7 @@ def parser() -> Parser:
             "--context", metavar="NAME", help="of the kubeconfig; must be named, the current one is not taken"
         )
         one.add_argument(
-            "--kubectl", metavar="PATH", help="default: $KUBECTL, else the one on PATH, else //tools/kind's"
+            "--kubectl", metavar="PATH", help="default: $KUBECTL, else a //tools/kind cluster's own, else that on PATH"
         )
         if name != "status":
             one.add_argument(
@@ -100,13 +100,13 @@ def parser() -> Parser:
 async def _run(given: argparse.Namespace, env: Mapping[str, str]) -> int:
     if getattr(given, "timeout", 1.0) <= 0:
         raise BadUsage(f"--timeout must be above 0, not {given.timeout:g}")
-    program = kubectl_.find(env, given.kubectl)
+    program = kubectl_.find(env, given.kubectl, given.context)
     objects: list[Object] = []
     if given.command != "status":
         objects = await manifests.build(program, manifests.kustomize_folder(env), given.overlay)
         if given.registry is not None:
             objects = manifests.with_registry(objects, given.registry)
-    kubectl = Kubectl(program, await checks.chosen_context(program, given.context))
+    kubectl = Kubectl(program, await checks.chosen_context(program, given.context, kubectl_.kind_contexts(env)))
     match given.command:
         case "apply":
             wanted = Wanted(given.rotate_certs or given.new_ca, given.new_ca, given.force_conflicts, given.timeout)

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from timeslice_deploy.errors import BadUsage, DeployError
@@ -26,15 +27,16 @@ class Answer:
     err: str
 
 
-def find(env: Mapping[str, str], given: str | None) -> str:
-    """The kubectl to use: `--kubectl`, $KUBECTL, the one on PATH, else the one that //tools/kind has built."""
+def find(env: Mapping[str, str], given: str | None, context: str | None) -> str:
+    """The kubectl to use: `--kubectl`, $KUBECTL, for a cluster of //tools/kind on podman that cluster's own (it is in a
+    network namespace, where no other reaches it), the one on PATH, else the one that //tools/kind has built."""
     for candidate in (given, env.get("KUBECTL")):
         if candidate:
             found = shutil.which(candidate, path=env.get("PATH"))
             if found is None:
                 raise BadUsage(f"{candidate!r} is no program; name a kubectl with --kubectl or the variable KUBECTL")
             return found
-    found = shutil.which("kubectl", path=env.get("PATH")) or built_by_kind(env)
+    found = kind_contexts(env).get(context or "") or shutil.which("kubectl", path=env.get("PATH")) or built_by_kind(env)
     if found is None:
         raise BadUsage(
             "no kubectl on PATH: install it (https://kubernetes.io/docs/tasks/tools), name one with --kubectl, or let"
@@ -43,16 +45,29 @@ def find(env: Mapping[str, str], given: str | None) -> str:
     return found
 
 
+def kind_contexts(env: Mapping[str, str]) -> dict[str, str]:
+    """Of the clusters that //tools/kind has up on podman: each one's context, and the kubectl that reaches it."""
+    labs = _kind_cache(env) / "labs"
+    return {
+        f"kind-{kubectl.parent.parent.name}": str(kubectl)
+        for kubectl in labs.glob("*/bin/kubectl")
+        if os.access(kubectl, os.X_OK)
+    }
+
+
 def built_by_kind(env: Mapping[str, str]) -> str | None:
     """The newest that //tools/kind keeps in its cache."""
-    cache = os.path.join(env.get("XDG_CACHE_HOME") or os.path.join(env.get("HOME", "/"), ".cache"), "timeslice", "kind")
-    found: list[tuple[float, str]] = []
-    with suppress(FileNotFoundError), os.scandir(cache) as entries:
-        for entry in entries:
-            for path in (os.path.join(entry.path, "kubectl"), os.path.join(entry.path, "bin", "kubectl")):
-                if os.access(path, os.X_OK):
-                    found.append((entry.stat().st_mtime, path))
+    found = [
+        (kubectl.stat().st_mtime, str(kubectl))
+        for kubectl in _kind_cache(env).glob("*/bin/kubectl")
+        if os.access(kubectl, os.X_OK)
+    ]
     return max(found)[1] if found else None
+
+
+def _kind_cache(env: Mapping[str, str]) -> Path:
+    cache = env.get("XDG_CACHE_HOME") or os.path.join(env.get("HOME", "/"), ".cache")
+    return Path(cache, "timeslice", "kind")
 
 
 class Kubectl:
