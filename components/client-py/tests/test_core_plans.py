@@ -175,6 +175,45 @@ def test_loss_noticed_while_the_release_fails_is_raised_with_its_own_reason_and_
     assert not [step for step in driver.steps if isinstance(step, Tell)]
 
 
+def reopened_without_lease(core: ClientCore) -> list[object]:
+    """What follows when the job's stream broke, and the answer on the next one lists no lease."""
+    [kept] = core._sessions.values()
+    kept.stream_ended(Status("UNAVAILABLE", "gone"), now=1.0, jitter=0.5)
+    kept.stream_begins()
+    kept.renewal_goes_out(2.0)
+    return kept.handle(pb2.SessionNotice(opened=pb2.SessionOpened(ttl_ms=30_000)), 2.0)
+
+
+def tells(effects: list[object]) -> list[LostLease]:
+    return [effect.event for effect in effects if isinstance(effect, Tell)]
+
+
+def test_lease_that_is_being_given_back_while_the_stream_is_opened_anew_is_not_lost():
+    """The orchestrator came back and recorded the release; the answer to it comes after the stream's."""
+    core = held()
+    driver = Driver(core.release(None, None, None, 1.0))
+    driver.until(Attempt)
+    assert tells(reopened_without_lease(core)) == []
+    driver.answer(pb2.YieldResponse(success=True))
+    driver.until()
+    assert core.book.all_held() == []
+    assert isinstance(Driver(core.acquire(None, None, None, 3.0)).until(Attempt), Attempt)
+
+
+def test_lease_that_is_lost_while_it_is_given_back_is_told_once_by_the_release():
+    core = held()
+    driver = Driver(core.release(None, None, None, 1.0))
+    driver.until(Attempt)
+    assert tells(reopened_without_lease(core)) == []
+    driver.answer(failure=Status("FAILED_PRECONDITION", "lease 3 expired"))
+    with pytest.raises(OrchestratorLeaseLostError, match="lease 3 expired"):
+        driver.until()
+    assert [lost.fencing_token for lost in tells(driver.steps)] == [3]
+    # The next one is seen missing as ever.
+    later = held()
+    assert [lost.fencing_token for lost in tells(reopened_without_lease(later))] == [3]
+
+
 def test_closing_gives_back_once_and_wakes_who_waits_first():
     core = held()
     driver = Driver(core.close())

@@ -145,6 +145,7 @@ class ClientCore:
         call = self._call(
             f"release of group {holding.group_id!r} by job {holding.job_id!r}", timeout_s, now, safe=token > 0
         )
+        self.book.releasing(holding, token)
         try:
             reply = yield from self._complete(call, "Yield", lambda _: request, now)
         except OrchestratorError as err:
@@ -158,6 +159,8 @@ class ClientCore:
             if loss is not None:
                 raise OrchestratorLeaseLostError(*holding, loss.lease.token, loss.reason, err.code) from err
             raise
+        finally:
+            self.book.released(holding, token)
         self.book.given_back(holding, token)
         return wire.yield_result(reply)
 

@@ -44,6 +44,7 @@ class LeaseBook:
         """The highest token that is over: given back, or lost."""
         self._frozen: dict[Holding, int] = {}
         """Tokens of leases that ended, and whose job waits for its next turn by itself."""
+        self._releasing: Counter[HeldLease] = Counter()
 
     def asking(self, holding: Holding) -> None:
         """An acquire begins."""
@@ -59,6 +60,17 @@ class LeaseBook:
             del self._lost[holding]
         if token > self._over.get(holding, 0):
             self._held[holding] = token
+
+    def releasing(self, holding: Holding, token: int) -> None:
+        """A release begins."""
+        self._releasing[HeldLease(holding, token)] += 1
+
+    def released(self, holding: Holding, token: int) -> None:
+        """A release has ended, well or badly."""
+        lease = HeldLease(holding, token)
+        self._releasing[lease] -= 1
+        if not self._releasing[lease]:
+            del self._releasing[lease]
 
     def given_back(self, holding: Holding, token: int) -> None:
         """The orchestrator has recorded the yield."""
@@ -125,13 +137,17 @@ class LeaseBook:
     def missing(self, expected: Iterable[HeldLease], listed: Iterable[HeldLease]) -> list[HeldLease]:
         """Leases of `expected` that are still held here and that the orchestrator no longer lists.
 
-        That of a frozen job is none: nothing is listed while it waits for its next turn.
+        That of a frozen job is none: nothing is listed while it waits for its next turn. Nor is one that is being given
+        back: it may be gone because of that, and the answer to the release, which may still be on its way, tells.
         """
         known = set(listed)
         return [
             e
             for e in expected
-            if self._held.get(e.holding) == e.token and e not in known and self._frozen.get(e.holding) != e.token
+            if self._held.get(e.holding) == e.token
+            and e not in known
+            and e not in self._releasing
+            and self._frozen.get(e.holding) != e.token
         ]
 
     def orphans(self, listed: Iterable[HeldLease]) -> list[HeldLease]:
