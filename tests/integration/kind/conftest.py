@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from installation import Installation, collect_logs, install, make_cluster, remove
+
+from timeslice_kind.errors import KindError
 
 CLUSTER = pytest.StashKey[Installation]()
 
@@ -25,7 +28,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.failed and report.when != "teardown" and CLUSTER in item.config.stash:
         outputs = Path(os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR") or "kind-logs").absolute()
-        collect_logs(item.config.stash[CLUSTER], outputs / item.name)
+        try:
+            collect_logs(item.config.stash[CLUSTER], outputs / item.name)
+        except (OSError, subprocess.SubprocessError, AssertionError, KindError) as error:
+            # The cluster may be gone; what the test has found must not go with it.
+            report.sections.append(("logs of the cluster", f"not collected: {error}"))
     return report
 
 
