@@ -18,6 +18,7 @@ from timeslice_kind.debian import RUNNING, need
 from timeslice_kind.errors import KindError
 from timeslice_kind.golang import build_part, default_env
 from timeslice_kind.lab import Lab, write_programs
+from timeslice_kind.limits import check_inotify
 from timeslice_kind.modules import BY_NAME, PARTS
 from timeslice_kind.node_image import NodeImage, build_node_image
 from timeslice_kind.processes import run
@@ -108,11 +109,11 @@ class Cluster:
             with step(f"loading {archive.name} into {self.name}"):
                 run([self.kind, "load", "image-archive", str(archive.resolve()), "--name", self.name])
 
-    def node_command(self, node: str, argv: Sequence[str]) -> list[str]:
+    def node_command(self, node: str, argv: Sequence[str], *, takes_input: bool = False) -> list[str]:
         """`argv` on a node; runs from anywhere."""
         record = self.existing()
         engine = str(self.lab.programs / "podman") if record.engine == "podman" else "docker"
-        return [engine, "exec", node, *argv]
+        return [engine, "exec", *(["--interactive"] if takes_input else []), node, *argv]
 
     def export_logs(self, folder: Path) -> None:
         """kind's collection of all logs of all nodes."""
@@ -176,6 +177,7 @@ class Clusters:
                 say(f"cluster {name} is up already")
                 return cluster
             cluster.lab.tear_down()
+            check_inotify(1 + workers)
             chosen = engine or ("docker" if docker_answers(self._env) else "podman")
             say(f"cluster {name}: {chosen}, 1 control plane and {workers} workers")
             programs, image = self.prepare(chosen)
