@@ -23,22 +23,14 @@ async def delete(
     """Delete what `objects` name, the namespace with the certificates last. The CRD and the groups stay without
     `with_groups`. Raises: DeployError, also if jobs still hold groups or wait for them and `force` is not given."""
     await checks.server_version(kubectl)
-    groups = await kubectl.items(GROUPS)
-    busy = [line for group in groups if (line := in_use(group)) is not None]
-    if busy and not force:
-        listed = "\n".join(f"  {line}" for line in busy)
-        raise DeployError(
-            f"jobs still take turns:\n{listed}\nEnd them first. With --force all is deleted under them: jobs whose"
-            " memory is saved then stay as they are, without device memory, until their pods are deleted"
-        )
-    if with_groups and groups:
-        await _delete_groups(kubectl, [g["metadata"]["name"] for g in groups], force, timeout_s, say)
+    groups = await _unused_groups(kubectl, force)
     rest = [o for o in objects if o["kind"] not in KEPT]
     out = await kubectl.run("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=dump(rest))
     for line in out.splitlines():
         say(f"  {line}")
     await _pods_gone(kubectl, timeout_s)
     if with_groups:
+        await _delete_groups(kubectl, force, timeout_s, say)
         say("  " + (await kubectl.run("delete", "customresourcedefinition", CRD, "--ignore-not-found")).strip())
     elif groups:
         say(f"kept: {len(groups)} TimeSliceGroups and their CRD; --groups deletes them too")
@@ -55,27 +47,47 @@ def in_use(group: Any) -> str | None:
     return f"group {group['metadata']['name']}: held by {lease.get('job', 'nobody')}, {waiting} waiting"
 
 
-async def _delete_groups(kubectl: Kubectl, names: Sequence[str], force: bool, timeout_s: float, say: Say) -> None:
-    """While the orchestrator still runs: it takes its finalizer off a group as soon as that has no lease."""
-    await kubectl.run("delete", GROUPS, "--all", "--wait=false")
-    answer = await kubectl.call("wait", "--for=delete", f"--timeout={timeout_s:g}s", GROUPS, *names)
-    left = [group["metadata"]["name"] for group in await kubectl.items(GROUPS)]
-    if left and not force:
+async def _unused_groups(kubectl: Kubectl, force: bool) -> list[Any]:
+    """All groups. Raises: DeployError if jobs hold or want one, unless forced."""
+    groups = await kubectl.items(GROUPS)
+    busy = [line for group in groups if (line := in_use(group)) is not None]
+    if busy and not force:
+        listed = "\n".join(f"  {line}" for line in busy)
         raise DeployError(
-            f"these groups are still there: {', '.join(left)} ({answer.err.strip()}). A finalizer holds a group with"
-            " a lease, and the orchestrator takes it off when the lease ends; end the job that holds it, start the"
-            " orchestrator if it does not run, or say --force to take the finalizers off"
+            f"jobs still take turns:\n{listed}\nEnd them first. With --force all is deleted under them: jobs whose"
+            " memory is saved then stay as they are, without device memory, until their pods are deleted"
         )
-    for name in left:
-        await kubectl.run("patch", GROUPS, name, "--type=merge", "-p", json.dumps({"metadata": {"finalizers": None}}))
-    say(f"  deleted {len(names)} TimeSliceGroups" + (f" ({len(left)} by force)" if left else ""))
+    return groups
+
+
+async def _delete_groups(kubectl: Kubectl, force: bool, timeout_s: float, say: Say) -> None:
+    """When the orchestrator is gone: while it runs, it makes a group anew for each label of a node.
+
+    So its finalizer is taken off here, once it is sure that no lease came in meanwhile.
+    """
+    names = [group["metadata"]["name"] for group in await _unused_groups(kubectl, force)]
+    if not names:
+        return
+    limit = f"--timeout={timeout_s:g}s"
+    await kubectl.run("delete", GROUPS, *names, "--ignore-not-found", "--wait=false")
+    for name in names:
+        answer = await kubectl.call(
+            "patch", GROUPS, name, "--type=merge", "-p", json.dumps({"metadata": {"finalizers": None}})
+        )
+        if answer.status != 0 and "(NotFound)" not in answer.err:
+            raise kubectl.failure(answer, ("patch", GROUPS, name))
+    answer = await kubectl.call("wait", "--for=delete", limit, GROUPS, *names, wait_s=timeout_s)
+    if answer.status != 0:
+        raise DeployError(f"TimeSliceGroups are still there after {timeout_s:g} s: {answer.err.strip()}")
+    say(f"  deleted {len(names)} TimeSliceGroups")
 
 
 async def _pods_gone(kubectl: Kubectl, timeout_s: float) -> None:
     """Agents finish or roll back what is under way: no node is left in the middle of a snapshot."""
     answer = await kubectl.call(
-        "wait", "--for=delete", f"--timeout={timeout_s:g}s", "pods", "--namespace", NAMESPACE, "-l", PART_OF
-    )
+        "wait", "--for=delete", f"--timeout={timeout_s:g}s", "pods", "--namespace", NAMESPACE, "-l", PART_OF,
+        wait_s=timeout_s,
+    )  # fmt: skip
     if answer.status != 0 and "no matching resources" not in answer.err:
         raise DeployError(f"pods are still there after {timeout_s:g} s: {answer.err.strip()}")
 
@@ -89,7 +101,8 @@ async def _delete_namespace(kubectl: Kubectl, timeout_s: float, say: Say) -> Non
         names = ", ".join(o["metadata"]["name"] for o in [*pods, *claims])
         say(f"kept: namespace {NAMESPACE}, for what is not ours in it: {names}")
         return
-    answer = await kubectl.call("delete", "namespace", NAMESPACE, "--ignore-not-found", f"--timeout={timeout_s:g}s")
+    limit = f"--timeout={timeout_s:g}s"
+    answer = await kubectl.call("delete", "namespace", NAMESPACE, "--ignore-not-found", limit, wait_s=timeout_s)
     if answer.status != 0:
         raise kubectl.failure(answer, ("delete", "namespace"))
     say(f"  namespace {NAMESPACE} deleted, and the certificates with it")

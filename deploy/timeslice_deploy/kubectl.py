@@ -78,9 +78,12 @@ class Kubectl:
         self.context = context
         self._timeout_s = timeout_s
 
-    async def call(self, *arguments: str, stdin: str | None = None) -> Answer:
-        """Run to the end. Raises: DeployError if that takes longer than the limit; the child is killed then."""
-        return await _call([self._program, "--context", self.context, *arguments], self._timeout_s, stdin)
+    async def call(self, *arguments: str, stdin: str | None = None, wait_s: float = 0.0) -> Answer:
+        """Run to the end. `wait_s`: how long it may wait for something by itself (its own --timeout).
+
+        Raises: DeployError if that takes longer than the limit; the child is killed then.
+        """
+        return await _call([self._program, "--context", self.context, *arguments], self._timeout_s + wait_s, stdin)
 
     async def run(self, *arguments: str, stdin: str | None = None) -> str:
         """What it printed. Raises: DeployError if it failed."""

@@ -26,7 +26,8 @@ async def established(kubectl: Kubectl, crds: Sequence[str], timeout_s: float) -
     """Wait until the API server serves these kinds. Raises: DeployError."""
     if crds:
         names = [f"customresourcedefinition/{name}" for name in crds]
-        answer = await kubectl.call("wait", "--for=condition=Established", f"--timeout={timeout_s:g}s", *names)
+        limit = f"--timeout={timeout_s:g}s"
+        answer = await kubectl.call("wait", "--for=condition=Established", limit, *names, wait_s=timeout_s)
         if answer.status != 0:
             raise DeployError(f"the CRD is not served: {answer.err.strip()}")
 
