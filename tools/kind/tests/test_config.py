@@ -11,7 +11,7 @@ import pytest
 from timeslice_kind.config import cluster_config
 from timeslice_kind.errors import KindError
 from timeslice_kind.lab import Lab, podman_settings, write_programs
-from timeslice_kind.node_image import PAUSE, NodeImage, Versions, codename, versions
+from timeslice_kind.node_image import PAUSE, NodeImage, Versions, codename, debian_mirrors, versions
 
 IMAGE = NodeImage("localhost/node:v1", Path("/cache/node-image-1/store"), Versions("v1.37.2", "3.6.16", "v1.14.6"))
 
@@ -66,6 +66,23 @@ def test_commands_inside_find_our_programs_first() -> None:
     env = Lab(Path("/labs/dev")).env({"PATH": "/usr/bin", "HOME": "/root"})
     assert env["PATH"].split(":")[:2] == ["/labs/dev/bin", "/usr/bin"]
     assert (env["KUBECONFIG"], env["HOME"]) == ("/labs/dev/kubeconfig", "/root")
+
+
+def test_mirrors_are_what_apt_has_of_this_debian() -> None:
+    told = """\
+Debian Packages deb http://mirror/debian/ bookworm main
+Debian DEP-11 deb http://mirror/debian/ bookworm main
+Debian Packages deb http://mirror/debian/ bookworm-updates main
+Debian Packages deb http://mirror/debian-security/ bookworm-security main
+Debian Packages deb http://mirror/debian/ trixie main
+Docker Packages deb http://elsewhere/ bookworm stable
+"""
+    assert debian_mirrors(told, "bookworm") == [
+        "deb http://mirror/debian/ bookworm main",
+        "deb http://mirror/debian/ bookworm-updates main",
+        "deb http://mirror/debian-security/ bookworm-security main",
+    ]
+    assert debian_mirrors("", "bookworm") == []
 
 
 def test_codename_of_the_machine() -> None:

@@ -70,6 +70,9 @@ def versions(sources: Path) -> Versions:
     return Versions(kubernetes, etcd.removeprefix("v"), coredns)
 
 
+MIRROR_FORMAT = "$(ORIGIN) $(IDENTIFIER) deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
+
+
 def codename(os_release: str) -> str:
     """Of the machine's Debian, which the node's tree is taken from."""
     for line in os_release.splitlines():
@@ -77,6 +80,21 @@ def codename(os_release: str) -> str:
         if name == "VERSION_CODENAME":
             return value.strip().strip('"')
     raise KindError("/etc/os-release has no VERSION_CODENAME: the node image is made from Debian's packages")
+
+
+def debian_mirrors(targets: str, suite: str) -> list[str]:
+    """Lines of a sources.list with what the machine's apt has of this Debian, in whatever files that stands.
+
+    Args:
+        targets: what `apt-get indextargets --format MIRROR_FORMAT` prints.
+        suite: such as "bookworm"; its updates and security come along.
+    """
+    found = dict.fromkeys(
+        line.removeprefix("Debian Packages ")
+        for line in targets.splitlines()
+        if line.startswith("Debian Packages ") and line.split()[4].partition("-")[0] == suite
+    )
+    return list(found)
 
 
 def debian_tree(cache: Cache, env: Mapping[str, str]) -> Path:
@@ -88,17 +106,16 @@ def debian_tree(cache: Cache, env: Mapping[str, str]) -> Path:
 
     def make(folder: Path) -> None:
         need(BUILDING, env)
-        places = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
-        lists = [str(path) for path in places if path.exists()]
-        if not lists:
-            raise KindError(f"apt has neither {places[0]} nor {places[1]}")
+        mirrors = debian_mirrors(run(["apt-get", "indextargets", "--format", MIRROR_FORMAT], env=dict(env)), suite)
+        if not mirrors:
+            raise KindError(f"apt knows no mirror of Debian {suite}: its package lists are missing (apt-get update)")
         with step(f"taking Debian {suite} and {len(PACKAGES)} packages"):
             run(
                 [
                     "mmdebstrap", "--variant=minbase", "--include=" + ",".join(PACKAGES),
                     '--aptopt=APT::Install-Recommends "false"',
                     *[f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in UNWANTED],
-                    suite, str(folder / "base.tar"), lists[0],
+                    suite, str(folder / "base.tar"), *mirrors,
                 ],
                 env=dict(env),
             )  # fmt: skip
