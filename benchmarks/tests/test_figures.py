@@ -10,6 +10,7 @@ import pytest
 from timeslice_benchmarks.figures import Figure, of_samples, quantile, table, write_json
 from timeslice_benchmarks.handoff import DRIVER, Handoff, handoffs
 from timeslice_demo.ground_truth import JournalLine
+from timeslice_demo.process_id import ProcessId
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_handoff_is_from_release_returning_to_the_waiters_acquire_returning() 
 
 def test_driver_time_counts_only_within_the_handoff() -> None:
     def line(kind: str, begin_ns: int, end_ns: int | None) -> JournalLine:
-        return JournalLine(kind, "", 1, 0, begin_ns, end_ns, 0, 0)
+        return JournalLine(kind, "", ProcessId(1, 1), 0, begin_ns, end_ns, 0, 0)
 
     journal = [
         line("lock", 500_000, 2_000_000),

@@ -17,10 +17,6 @@ class FakeAccelerator:
         self.busy: list[float] = []
         self.waits = 0
 
-    @property
-    def total_bytes(self) -> int:
-        return self._total_bytes
-
     def allocate(self, size_bytes: int) -> int:
         assert not len(self.memory), "a process makes one allocation"
         assert size_bytes <= self._total_bytes

@@ -7,10 +7,13 @@ from timeslice_demo.job_events import EventKind, JobEvent
 from timeslice_demo.jobs import JobHistory
 from timeslice_demo.lease_log import GroupLogEntry
 from timeslice_demo.nvml_samples import Sample
+from timeslice_demo.process_id import ProcessId
 from timeslice_demo.recorded import Plan, Pool, Step, Swap
 from timeslice_demo.run_log import RunLog
 
 MS = 1_000_000
+HERE = 4026531836
+"""The PID namespace of all."""
 ORDINALS = {Pool.SAMPLER: 0, Pool.TRAINER: 1}
 PIDS = {"job-a": {"sampler": 10, "trainer": 11}, "job-b": {"sampler": 20, "trainer": 21}}
 PLAN = Plan(
@@ -29,7 +32,7 @@ def history(job: str, turns: Sequence[tuple[str, int, int, int]], reward: float,
     ) = turns
     assert pool == "sampler"
     moments = [
-        (0, EventKind.STARTED, {"pids": PIDS[job]}),
+        (0, EventKind.STARTED, {"processes": {pool: (HERE, pid) for pool, pid in PIDS[job].items()}}),
         (asked, EventKind.ASKED, {"pool": "sampler"}),
         (granted, EventKind.GRANTED, {"pool": "sampler"}),
         (granted, EventKind.PHASE_BEGAN, {"step": 0, "phase": "generate"}),
@@ -55,27 +58,24 @@ def history(job: str, turns: Sequence[tuple[str, int, int, int]], reward: float,
 
 
 def kernel(pid: int, device: int, begin: int, end: int) -> JournalLine:
-    return JournalLine("kernel", "busy", pid, device, begin * MS, end * MS, 0, 0)
+    return JournalLine("kernel", "busy", ProcessId(HERE, pid), device, begin * MS, end * MS, 0, 0)
 
 
 def driver(kind: str, pid: int, device: int, begin: int, end: int) -> JournalLine:
-    return JournalLine(kind, "", pid, device, begin * MS, end * MS, 1, 0)
+    return JournalLine(kind, "", ProcessId(HERE, pid), device, begin * MS, end * MS, 1, 0)
 
 
 def samples(journal: Sequence[JournalLine], until: int) -> tuple[Sample, ...]:
     """What NVML would say every 10 ms: the share of the last 10 ms in which a kernel ran."""
     found = []
     for t in range(10, until + 1, 10):
-        busy = [
-            sum(
+        for device in (0, 1):
+            busy_ns = sum(
                 max(0, min(t * MS, line.end_ns or 0) - max((t - 10) * MS, line.begin_ns))
                 for line in journal
                 if line.kind == "kernel" and line.device == device
             )
-            / (10 * MS)
-            for device in (0, 1)
-        ]
-        found.append(Sample(t * MS, tuple(busy), (0, 0)))
+            found.append(Sample(t * MS, device, busy_ns / (10 * MS), 0))
     return tuple(found)
 
 

@@ -5,15 +5,28 @@ import json
 import pytest
 
 from timeslice_demo.ground_truth import JournalLine, Lease, judge, read_journal
+from timeslice_demo.process_id import ProcessId
 from timeslice_demo.recorded import Pool
 
 ORDINALS = {Pool.SAMPLER: 0, Pool.TRAINER: 1}
-OWNERS = {11: ("a", Pool.SAMPLER), 12: ("a", Pool.TRAINER), 21: ("b", Pool.SAMPLER)}
+HERE, ELSEWHERE = 4026531836, 4026532999
+OWNERS = {
+    ProcessId(HERE, 11): ("a", Pool.SAMPLER),
+    ProcessId(HERE, 12): ("a", Pool.TRAINER),
+    ProcessId(HERE, 21): ("b", Pool.SAMPLER),
+}
 LEASES = [Lease("a", Pool.SAMPLER, 100, 200), Lease("b", Pool.SAMPLER, 250, 300), Lease("a", Pool.SAMPLER, 400, 500)]
 
 
-def line(kind: str = "kernel", pid: int = 11, device: int = 0, begin: int = 100, end: int | None = 200) -> JournalLine:
-    return JournalLine(kind, "busy", pid, device, begin, end, 0, 0)
+def line(
+    kind: str = "kernel",
+    pid: int = 11,
+    device: int = 0,
+    begin: int = 100,
+    end: int | None = 200,
+    pid_namespace: int = HERE,
+) -> JournalLine:
+    return JournalLine(kind, "busy", ProcessId(pid_namespace, pid), device, begin, end, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +41,7 @@ def line(kind: str = "kernel", pid: int = 11, device: int = 0, begin: int = 100,
         ([line(pid=12, device=1)], 100e-9),  # a pool that it never had
         ([line(device=1)], 100e-9),  # the other pool's device
         ([line(pid=99, begin=150, end=160)], 10e-9),  # a process that nobody knows
+        ([line(pid_namespace=ELSEWHERE)], 100e-9),  # a number as another one has it in another container
         ([line(kind="copy", begin=200, end=205)], 5e-9),
         ([line(begin=190, end=None), line(pid=21, begin=250, end=260)], 60e-9),  # killed amid it: counts to the end
         ([line(kind="checkpoint", begin=200, end=250), line(kind="restore", begin=300, end=400)], 0),
@@ -52,6 +66,7 @@ def test_a_lock_during_the_own_lease_is_counted() -> None:
 
 
 def test_journal_lines_are_read() -> None:
-    fields = {"kind": "kernel", "name": "busy", "pid": 5, "device": None, "begin_ns": 3, "end_ns": None, "bytes": 4}
-    text = json.dumps(fields | {"result": 700, "inner_pid": 5, "start_time": 9, "stream": 1, "state": "running"})
-    assert read_journal(text + "\n") == [JournalLine("kernel", "busy", 5, None, 3, None, 4, 700)]
+    said = {"kind": "kernel", "name": "busy", "device": None, "begin_ns": 3, "end_ns": None, "bytes": 4, "result": 700}
+    who = {"pid": 7, "inner_pid": 5, "pid_namespace": HERE, "start_time": 9}
+    text = json.dumps(said | who | {"stream": 1, "state": "running"})
+    assert read_journal(text + "\n") == [JournalLine("kernel", "busy", ProcessId(HERE, 5), None, 3, None, 4, 700)]

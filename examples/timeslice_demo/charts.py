@@ -211,13 +211,13 @@ def _curve(run: RunLog, ordinal: int, axis: TimeAxis, top: float) -> str:
     """Utilisation as a filled curve per segment, drawn in steps: each sample stands for the time before it."""
     paths = []
     for begin, end in axis.segments:
-        inside = _samples_around(run, begin, end)
+        inside = _samples_around(run, ordinal, begin, end)
         points = []
         for earlier, sample in pairwise(inside):
             span = axis.span(earlier.monotonic_ns, sample.monotonic_ns)
             if span is None:
                 continue
-            y = top + CURVE * (1 - sample.utilization[ordinal])
+            y = top + CURVE * (1 - sample.utilization)
             points.append(f"{span[0]:.1f},{y:.1f} {span[0] + span[1]:.1f},{y:.1f}")
         if points:
             first, last = points[0].split(",")[0], points[-1].split(" ")[1].split(",")[0]
@@ -232,10 +232,11 @@ def _curve(run: RunLog, ordinal: int, axis: TimeAxis, top: float) -> str:
     return "".join(paths)
 
 
-def _samples_around(run: RunLog, begin_ns: int, end_ns: int) -> list[Sample]:
-    """The samples of that time, with the last one before it and the first one after it."""
-    times = [sample.monotonic_ns for sample in run.samples]
-    return list(run.samples[max(0, bisect_left(times, begin_ns) - 1) : bisect_right(times, end_ns) + 1])
+def _samples_around(run: RunLog, ordinal: int, begin_ns: int, end_ns: int) -> list[Sample]:
+    """The device's samples of that time, with the last one before it and the first one after it."""
+    samples = [sample for sample in run.samples if sample.device == ordinal]
+    times = [sample.monotonic_ns for sample in samples]
+    return samples[max(0, bisect_left(times, begin_ns) - 1) : bisect_right(times, end_ns) + 1]
 
 
 def _bar(

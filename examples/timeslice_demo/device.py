@@ -12,6 +12,28 @@ import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
+BUSY_KERNEL = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+
+// busy(u64 microseconds): launch one thread.
+.visible .entry busy(.param .u64 microseconds)
+{
+    .reg .u64 %t<5>;
+    .reg .pred %p;
+    ld.param.u64 %t1, [microseconds];
+    mul.lo.u64 %t1, %t1, 1000;
+    mov.u64 %t2, %globaltimer;
+wait:
+    mov.u64 %t3, %globaltimer;
+    sub.u64 %t4, %t3, %t2;
+    setp.lt.u64 %p, %t4, %t1;
+    @%p bra wait;
+    ret;
+}
+\0"""
+
 
 class DeviceError(Exception):
     """A driver call failed; `.call` and `.result` say which and how."""
@@ -38,25 +60,17 @@ class OutOfDeviceMemory(DeviceError):
 
 
 class Device:
-    """The accelerator with that ordinal, with its primary context current in the calling thread.
+    """The accelerator with that ordinal, with its primary context current in the calling thread."""
 
-    Args:
-        kernels: PTX text with the kernel `busy(u64 microseconds)`.
-    """
-
-    def __init__(self, ordinal: int, kernels: str) -> None:
+    def __init__(self, ordinal: int) -> None:
         _call(driver.cuInit, 0)
         device = _call(driver.cuDeviceGet, ordinal)
         _call(driver.cuCtxSetCurrent, _call(driver.cuDevicePrimaryCtxRetain, device))
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         self._work_stream = _call(driver.cuStreamCreate, flags)
         self._copy_stream = _call(driver.cuStreamCreate, flags)
-        module = _call(driver.cuModuleLoadData, kernels.encode() + b"\0")
+        module = _call(driver.cuModuleLoadData, BUSY_KERNEL)
         self._busy_kernel = _call(driver.cuModuleGetFunction, module, b"busy")
-
-    @property
-    def total_bytes(self) -> int:
-        return int(_call(driver.cuMemGetInfo)[1])
 
     def allocate(self, size_bytes: int) -> int:
         """Take device memory; return its address.

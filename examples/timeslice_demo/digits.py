@@ -19,18 +19,22 @@ class Digits(NamedTuple):
     held_out_labels: Ints
 
 
-def save_digits(path: Path) -> None:
-    """Write the data set for the jobs' processes, so that only one process needs to import scikit-learn."""
-    from sklearn.datasets import load_digits  # takes a second, and only the demo's first process needs it
+def make_digits() -> Digits:
+    """The data set, from scikit-learn."""
+    from sklearn.datasets import load_digits  # takes a second, and only one process of a demo needs it
 
     bunch = load_digits()
     order = np.random.default_rng(0).permutation(len(bunch.target))
     images = (bunch.data[order] / 16).astype(np.float32)
     labels = bunch.target[order].astype(np.int32)
-    np.savez(path, images=images, labels=labels)
+    return Digits(images[HELD_OUT:], labels[HELD_OUT:], images[:HELD_OUT], labels[:HELD_OUT])
+
+
+def save_digits(path: Path) -> None:
+    """Write the data set for the jobs' processes, so that only one process needs to import scikit-learn."""
+    np.savez(path, **make_digits()._asdict())
 
 
 def read_digits(path: Path) -> Digits:
     with np.load(path) as stored:
-        images, labels = stored["images"], stored["labels"]
-    return Digits(images[HELD_OUT:], labels[HELD_OUT:], images[:HELD_OUT], labels[:HELD_OUT])
+        return Digits(**stored)

@@ -1,6 +1,7 @@
 """The mock's own journal held against the leases: was a device ever touched by a job that did not hold it?
 
-Both sides read CLOCK_MONOTONIC of one machine, so there is nothing to align and the tolerance is zero. A lease counts
+Both sides read CLOCK_MONOTONIC of one machine (the nodes of a kind cluster, too, are containers of one), so there is
+nothing to align and the tolerance is zero. A lease counts
 from the moment at which the job's `acquire` had returned to the moment before it called `release`: as the job sees
 it, which lies within what the orchestrator recorded.
 """
@@ -9,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from timeslice_demo.process_id import ProcessId
 from timeslice_demo.recorded import Pool
 
 NS = 1_000_000_000
@@ -25,7 +27,7 @@ class JournalLine:
 
     kind: str
     name: str
-    pid: int
+    process: ProcessId
     device: int | None
     begin_ns: int
     end_ns: int | None
@@ -65,7 +67,7 @@ def read_journal(text: str) -> list[JournalLine]:
             JournalLine(
                 fields["kind"],
                 fields["name"],
-                fields["pid"],
+                ProcessId(fields["pid_namespace"], fields["inner_pid"]),
                 fields["device"],
                 fields["begin_ns"],
                 fields["end_ns"],
@@ -79,13 +81,13 @@ def read_journal(text: str) -> list[JournalLine]:
 def judge(
     journal: Sequence[JournalLine],
     leases: Iterable[Lease],
-    owners: Mapping[int, tuple[str, Pool]],
+    owners: Mapping[ProcessId, tuple[str, Pool]],
     ordinals: Mapping[Pool, int],
 ) -> Verdict:
     """Hold every line that used a device against the leases.
 
     Args:
-        owners: the job and pool of each process id. Work of any other process is work without a lease.
+        owners: the job and pool of each process. Work of any other process is work without a lease.
         ordinals: which device is each pool's. Work on another device is work without a lease.
     """
     held: dict[tuple[str, Pool], list[Lease]] = {}
@@ -95,7 +97,7 @@ def judge(
     without_ns = total_ns = touches = locks = 0
     examples: list[str] = []
     for line in journal:
-        owner = owners.get(line.pid)
+        owner = owners.get(line.process)
         if line.kind == LOCK and owner is not None:
             locks += any(lease.begin_ns <= line.begin_ns < lease.end_ns for lease in held.get(owner, []))
         if line.kind not in WORK + TOUCHES:
@@ -113,7 +115,7 @@ def judge(
         if offends:
             who = f"{owner[0]}'s {owner[1]}" if owner else "an unknown process"
             examples.append(
-                f"{line.kind} {line.name} of {who} (pid {line.pid}) on device {line.device} at {line.begin_ns}"
+                f"{line.kind} {line.name} of {who} (pid {line.process.pid}) on device {line.device} at {line.begin_ns}"
             )
     return Verdict(without_ns / NS, touches, locks, total_ns / NS, tuple(examples[:5]))
 

@@ -17,12 +17,11 @@ class JobSpec:
     seed: int
     steps: tuple[Step, ...]
     ordinals: dict[Pool, int]
-    device_share: float
+    memory_bytes: int
+    """Of device memory, for the sampler and for the trainer."""
     grpo: GrpoConfig
-    digits: str
-    """Path of the data set."""
-    kernels: str
-    """Path of the PTX text."""
+    digits: str = ""
+    """Path of the data set; empty: the controller makes it."""
     orchestrator: str = ""
     """Address; empty: the devices are the job's own."""
     agent: str = ""
@@ -43,7 +42,7 @@ class EventKind(StrEnum):
     """What can happen to a job; in brackets, what its event tells besides."""
 
     STARTED = "started"
-    """The processes exist (pids: pool to pid)."""
+    """The processes exist (processes: pool to ProcessId)."""
     READY = "ready"
     ASKED = "asked"
     """About to call acquire (pool)."""

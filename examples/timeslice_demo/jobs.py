@@ -10,6 +10,7 @@ from typing import IO
 
 from timeslice_demo.child_processes import Family, python_command
 from timeslice_demo.job_events import EventKind, JobEvent, JobSpec
+from timeslice_demo.process_id import ProcessId
 from timeslice_demo.recorded import Pool
 from timeslice_demo.worker import OTHER
 
@@ -43,8 +44,9 @@ class JobHistory:
         return next(self.of(kind))
 
     @property
-    def pids(self) -> dict[Pool, int]:
-        return {Pool(pool): pid for pool, pid in self.first(EventKind.STARTED).details["pids"].items()}
+    def processes(self) -> dict[Pool, ProcessId]:
+        told = self.first(EventKind.STARTED).details["processes"]
+        return {Pool(pool): ProcessId(*process) for pool, process in told.items()}
 
 
 class Jobs:
@@ -98,7 +100,7 @@ class Jobs:
             self.histories[job].events.append(event)
             self._listener(job, event)
             if event.kind is EventKind.STARTED:
-                self._family.adopt(self.histories[job].pids.values())
+                self._family.adopt(process.pid for process in self.histories[job].processes.values())
             if event.kind is EventKind.FAILED:
                 raise JobFailed(job, event.details["reason"], event.details["text"])
             if event.kind is kind:

@@ -1,7 +1,7 @@
 """The orchestrator's own account of its groups, followed from the first grant to the last."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -30,12 +30,17 @@ class GroupLogEntry:
 
 
 class LeaseLog:
-    """Follows WatchGroups in the background from construction to `stop`."""
+    """Follows WatchGroups in the background from construction to `stop`.
 
-    def __init__(self, address: str) -> None:
+    Args:
+        groups: each pool's group at the orchestrator.
+    """
+
+    def __init__(self, address: str, groups: Mapping[Pool, str]) -> None:
+        self._pools = {group: pool for pool, group in groups.items()}
         self._channel = grpc.insecure_channel(address)
         stub = orchestrator_pb2_grpc.TimeSliceOrchestratorServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._stream = stub.WatchGroups(orchestrator_pb2.WatchGroupsRequest(group_ids=list(Pool)))
+        self._stream = stub.WatchGroups(orchestrator_pb2.WatchGroupsRequest(group_ids=list(self._pools)))
         self._entries: list[GroupLogEntry] = []
         self._error: grpc.RpcError | None = None
         self._has_ended = False
@@ -71,7 +76,7 @@ class LeaseLog:
         try:
             for event in self._stream:
                 with self._changed:
-                    self._entries.append(_entry(event))
+                    self._entries.append(self._entry(event))
                     self._changed.notify_all()
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.CANCELLED:
@@ -79,6 +84,18 @@ class LeaseLog:
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()
+
+    def _entry(self, event: orchestrator_pb2.GroupEvent) -> GroupLogEntry:
+        return GroupLogEntry(
+            sequence=event.sequence,
+            time_s=event.time.seconds + event.time.nanos / 1e9,
+            kind=event.kind,
+            pool=self._pools[event.group.group_id],
+            job=event.job_id,
+            token=event.group.lease.fencing_token,
+            duration_ms=event.duration_ms,
+            detail=event.detail,
+        )
 
 
 def disagreements(entries: Sequence[GroupLogEntry], leases: Sequence[Lease]) -> list[str]:
@@ -107,16 +124,3 @@ def disagreements(entries: Sequence[GroupLogEntry], leases: Sequence[Lease]) -> 
         if own != granted:
             found.append(f"the {pool} pool was granted to {', '.join(granted)}, but used by {', '.join(own)}")
     return found
-
-
-def _entry(event: orchestrator_pb2.GroupEvent) -> GroupLogEntry:
-    return GroupLogEntry(
-        sequence=event.sequence,
-        time_s=event.time.seconds + event.time.nanos / 1e9,
-        kind=event.kind,
-        pool=Pool(event.group.group_id),
-        job=event.job_id,
-        token=event.group.lease.fencing_token,
-        duration_ms=event.duration_ms,
-        detail=event.detail,
-    )

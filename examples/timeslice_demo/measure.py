@@ -73,9 +73,10 @@ def pool_figures(run: RunLog, pool: Pool, ordinal: int) -> PoolFigures:
     held = [(lease.begin_ns, lease.end_ns) for lease in run.leases() if lease.pool is pool]
     held_ns = sum(covered_ns(begin, end, held) for begin, end in run.segments)
     samples = [
-        sample.utilization[ordinal]
+        sample.utilization
         for sample in run.samples
-        if any(begin <= sample.monotonic_ns <= end for begin, end in run.segments)
+        if sample.device == ordinal
+        and any(begin <= sample.monotonic_ns <= end for begin, end in run.segments)
     ]
     if not samples:
         raise ValueError("no NVML sample falls into the run; it is shorter than the sample period")

@@ -10,8 +10,7 @@ from timeslice_demo.ground_truth import JournalLine, read_journal
 from timeslice_demo.recorded import Swap
 
 MIB = 2**20
-KERNELS = "kernels.ptx"
-LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-mock", KERNELS)
+LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-mock")
 
 
 class NoMock(Exception):

@@ -1,28 +1,28 @@
 """Samples of what NVML says of the devices, taken in a process of its own, at even times.
 
-Usage: python -m timeslice_demo.nvml_samples PERIOD_S. One JSON line per sample on stdout, until stdin ends.
+Usage: python -m timeslice_demo.nvml_samples PERIOD_S. One JSON line per device and sample on stdout, until stdin ends.
 """
 
 import json
 import select
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """NVML's answers at one moment, one per device."""
+    """NVML's answers about one device at one moment."""
 
     monotonic_ns: int
-    utilization: tuple[float, ...]
+    device: int
+    utilization: float
     """Share of the window before the moment in which a kernel ran, 0 to 1."""
-    used_bytes: tuple[int, ...]
+    used_bytes: int
 
     @staticmethod
     def from_json(line: str) -> "Sample":
-        fields = json.loads(line)
-        return Sample(fields["monotonic_ns"], tuple(fields["utilization"]), tuple(fields["used_bytes"]))
+        return Sample(**json.loads(line))
 
 
 def take_samples(period_s: float) -> None:
@@ -32,12 +32,12 @@ def take_samples(period_s: float) -> None:
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     due = time.monotonic()
     while True:
-        line = {
-            "monotonic_ns": time.monotonic_ns(),
-            "utilization": [pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in devices],
-            "used_bytes": [int(pynvml.nvmlDeviceGetMemoryInfo(device).used) for device in devices],
-        }
-        print(json.dumps(line), flush=True)
+        now_ns = time.monotonic_ns()
+        for index, device in enumerate(devices):
+            utilization = pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
+            sample = Sample(now_ns, index, utilization, int(pynvml.nvmlDeviceGetMemoryInfo(device).used))
+            print(json.dumps(asdict(sample)))
+        sys.stdout.flush()
         due = max(due + period_s, time.monotonic())
         if select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
             return

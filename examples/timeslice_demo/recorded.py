@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Pool(StrEnum):
-    """The two groups; the value is the group's id at the orchestrator."""
+    """The two groups."""
 
     SAMPLER = "sampler"
     TRAINER = "trainer"

@@ -21,8 +21,6 @@ from timeslice_demo.recorded import Pool
 class Accelerator(Memory, Protocol):
     """What a role needs of a device; device.Device is one."""
 
-    @property
-    def total_bytes(self) -> int: ...
     def start_busy(self, duration_s: float) -> None: ...
     def wait(self) -> None: ...
 
@@ -45,9 +43,9 @@ class RoleConfig:
 
     seed: int
     ordinals: dict[Pool, int]
-    """Which device of this machine is each pool's."""
-    device_share: float
-    """Share of its device that a process fills; above a half, so that two jobs never fit."""
+    """Which of the devices that a process sees is each pool's."""
+    memory_bytes: int
+    """Of its device that a process fills."""
     grpo: GrpoConfig
 
 
@@ -195,6 +193,5 @@ ROLES: dict[Pool, Callable[[RoleConfig, Digits, OpenDevice], Sampler | Trainer]]
 def _open_arena(
     config: RoleConfig, device: Accelerator, pool: Pool, fields: dict[str, tuple[tuple[int, ...], type]]
 ) -> Arena:
-    size_bytes = int(device.total_bytes * config.device_share)
     seed = [config.seed, list(Purpose).index(Purpose.FILLER), list(Pool).index(pool)]
-    return Arena(device, fields, size_bytes, seed)
+    return Arena(device, fields, config.memory_bytes, seed)

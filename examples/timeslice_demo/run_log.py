@@ -9,6 +9,7 @@ from timeslice_demo.jobs import JobHistory
 from timeslice_demo.lease_log import GroupLogEntry
 from timeslice_demo.nvml_samples import Sample
 from timeslice_demo.phases import Phase
+from timeslice_demo.process_id import ProcessId
 from timeslice_demo.recorded import Pool
 
 
@@ -79,6 +80,10 @@ class RunLog:
             for event in history.of(EventKind.MEMORY_CHANGED)
         ]
 
-    def owners(self) -> dict[int, tuple[str, Pool]]:
+    def owners(self) -> dict[ProcessId, tuple[str, Pool]]:
         """The job and pool of each process that had a device."""
-        return {pid: (job, pool) for job, history in self.histories.items() for pool, pid in history.pids.items()}
+        return {
+            process: (job, pool)
+            for job, history in self.histories.items()
+            for pool, process in history.processes.items()
+        }

@@ -12,12 +12,13 @@ from timeslice_demo.grpo import GrpoConfig
 from timeslice_demo.job_events import EventKind, JobSpec
 from timeslice_demo.jobs import START_LIMIT_S, JobFailed, Jobs, Listener
 from timeslice_demo.lease_log import LeaseLog
-from timeslice_demo.mock_gpus import KERNELS, MockGpus
+from timeslice_demo.mock_gpus import MockGpus
 from timeslice_demo.nvml_samples import Sample
 from timeslice_demo.recorded import Plan, Pool
 from timeslice_demo.run_log import RunLog
 from timeslice_demo.samples_process import NvmlSampling
 from timeslice_demo.services import NODE, Services
+from timeslice_demo.turns import GROUPS
 from timeslice_demo.worker import OTHER
 
 ORDINALS = {Pool.SAMPLER: 0, Pool.TRAINER: 1}
@@ -74,7 +75,7 @@ class Runs:
         jobs.wait_for(EventKind.READY, names, START_LIMIT_S)
         for fault in faults:
             gpus.inject(*fault)
-        lease_log = LeaseLog(services.orchestrator)
+        lease_log = LeaseLog(services.orchestrator, GROUPS)
         with self._sampling(environment) as samples:
             for name in names:
                 jobs.go(name)
@@ -123,10 +124,9 @@ class Runs:
                 seed=config.seed + number,
                 steps=steps,
                 ordinals=ORDINALS,
-                device_share=config.device_share,
+                memory_bytes=int(config.device_bytes * config.device_share),
                 grpo=GrpoConfig(),
                 digits=str(self._digits),
-                kernels=str(config.libraries / KERNELS),
             )
             for number, (job, steps) in enumerate(config.plan.jobs.items())
         ]

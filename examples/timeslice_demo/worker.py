@@ -1,4 +1,4 @@
-"""A job's sampler and trainer as its controller sees them: child processes that do one phase after the other.
+"""A job's sampler and trainer as its controller sees them: processes that do one phase after the other.
 
 Between the two goes, over a socket: first a WorkerSpec, then (name of a method of the role, arguments) for each phase,
 answered by a PhaseResult or a WorkerError. The other end is worker_process.py.
@@ -9,10 +9,11 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from timeslice_demo.child_processes import python_command
+from timeslice_demo.digits import Digits
+from timeslice_demo.process_id import ProcessId, process_id
 from timeslice_demo.recorded import Pool
 from timeslice_demo.roles import PhaseResult, RoleConfig
 
@@ -24,9 +25,7 @@ OTHER = "other"
 class WorkerSpec:
     pool: Pool
     role: RoleConfig
-    digits: Path
-    kernels: Path
-    """PTX text of the kernel that keeps a device busy."""
+    digits: Digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +45,37 @@ class PhaseFailed(Exception):
 
 
 class Worker:
-    """The controller's end: a child process that has loaded its libraries and not yet touched a device."""
+    """The controller's end, wherever the process is."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = python_command("timeslice_demo.worker_process", str(theirs.fileno()))
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._channel = Connection(ours.detach())
-        self._pool = spec.pool
-        self._channel.send(spec)
+    def __init__(self, pool: Pool, process: ProcessId, channel: Connection) -> None:
+        self.process = process
+        self._pool, self._channel = pool, channel
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def prepare(self, role: RoleConfig, digits: Digits) -> None:
+        """Say what there is to know; `result` returns when the process has taken it in. It touches no device yet.
+
+        Raises:
+            PhaseFailed: the process has ended.
+        """
+        self._send(WorkerSpec(self._pool, role, digits))
 
     def start(self, method: str, *arguments: Any) -> None:
-        """Begin a phase; its result is to be taken by `result`."""
-        try:
-            self._channel.send((method, arguments))
-        except BrokenPipeError:
-            raise self._ended() from None
+        """Begin a phase; its result is to be taken by `result`.
+
+        Raises:
+            PhaseFailed: the process has ended.
+        """
+        self._send((method, arguments))
 
     def result(self) -> PhaseResult:
-        """Wait for the phase that was started.
+        """Wait for what was started.
 
         Raises:
             PhaseFailed: it failed, or the process ended.
         """
         try:
             answer = self._channel.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, ConnectionError):
             raise self._ended() from None
         if isinstance(answer, WorkerError):
             raise PhaseFailed(self._pool, answer)
@@ -88,13 +87,40 @@ class Worker:
         return self.result()
 
     def close(self) -> None:
-        """End the process and wait for it. A second call does nothing."""
+        """The process ends with its channel. A second call does nothing."""
         self._channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
-            return
-        self._process.kill()
-        self._process.wait()
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._channel.send(message)
+        except ConnectionError:
+            raise self._ended() from None
 
     def _ended(self) -> PhaseFailed:
-        return PhaseFailed(self._pool, WorkerError(OTHER, f"the process ended with status {self._process.wait()}"))
+        return PhaseFailed(self._pool, WorkerError(OTHER, f"the process ended{self._status()}"))
+
+    def _status(self) -> str:
+        return ""
+
+
+class ChildWorker(Worker):
+    """A process of the controller's own."""
+
+    def __init__(self, pool: Pool) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = python_command("timeslice_demo.worker_process", str(theirs.fileno()))
+            self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        super().__init__(pool, process_id(self._child.pid), Connection(ours.detach()))
+
+    def close(self) -> None:
+        """End the process and wait for it. A second call does nothing."""
+        super().close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(timeout=1)
+            return
+        self._child.kill()
+        self._child.wait()
+
+    def _status(self) -> str:
+        return f" with status {self._child.wait()}"
