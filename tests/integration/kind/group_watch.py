@@ -28,22 +28,20 @@ def controller(namespace: str) -> Object:
 class Controller(Process):
     """A client that speaks for a job from outside of its pods."""
 
-    def __init__(self, kube: Kube, namespace: str, job: str, group: str) -> None:
-        super().__init__(kube, namespace, CONTROLLER)
+    def __init__(self, kube: Kube, namespace: str, job: str, group: str, inside: list[str] | None = None) -> None:
+        super().__init__(kube, namespace, CONTROLLER, inside)
         self.call("join", None, job, group)
 
 
 class GroupWatch:
     """The states of one group: first the present one, then each change."""
 
-    def __init__(self, kube: Kube, namespace: str, group: str) -> None:
-        self._child = subprocess.Popen(
-            [
-                kube.kubectl, "--context", kube.context, "exec", CONTROLLER, "-n", namespace, "--",
-                "timeslice", "watch", "--json", group,
-            ],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def __init__(self, kube: Kube, namespace: str, group: str, inside: list[str] | None = None) -> None:
+        """`inside`: as for `Process`."""
+        if inside is None:
+            inside = [kube.kubectl, "--context", kube.context, "exec", CONTROLLER, "-n", namespace, "--"]
+        command = [*inside, "timeslice", "watch", "--json", group]
+        self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -85,4 +83,13 @@ def waits(job: str) -> Callable[[dict[str, Any]], bool]:
 
 
 def holds(job: str) -> Callable[[dict[str, Any]], bool]:
+    """It has the lease, or is being switched in."""
     return lambda status: bool(status["holder"] == job)
+
+
+def is_granted(job: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: (status["state"], status["holder"]) == ("LOCKED", job)
+
+
+def has_condition(kind: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: any(one["type"] == kind for one in status["conditions"])

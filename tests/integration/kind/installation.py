@@ -3,6 +3,7 @@
 By default a kind cluster is made for the run. With KUBECONFIG set, that cluster's current context is taken instead: its
 nodes must have the images, or get them from TIMESLICE_REGISTRY; its workers are labelled, and all that is put there is
 taken away again. With TIMESLICE_INSTALLED=1 besides, nothing is labelled, put there or taken away: all that is there.
+With TIMESLICE_KIND=NAME a cluster that //tools/kind:up made is taken, with its images loaded, and stays.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class Installation:
     nodes: dict[str, str] = field(default_factory=dict)
     """Group: the node that it is on."""
 
+    stays: bool = False
+    """The cluster was there before, and is there after."""
+
     def deploy(self, command: str, *arguments: str) -> None:
         """./bazelw run //deploy:COMMAND -- ARGUMENTS"""
         context = ["--context", self.kube.context, "--kubectl", self.kube.kubectl]
@@ -62,6 +66,15 @@ class Installation:
         assert done.returncode == 0, f"{argv} on {node}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def inside(self, pod: str, namespace: str) -> list[str]:
+        """Begin of a command that runs in a pod, with its input, whatever becomes of API server and kubelet."""
+        assert self.cluster is not None
+        found = self.kube.get("pod", pod, "-n", namespace)
+        [status] = found["status"]["containerStatuses"]
+        container = status["containerID"].removeprefix("containerd://")
+        argv = ["crictl", "exec", "--interactive", container]
+        return self.cluster.node_command(found["spec"]["nodeName"], argv, takes_input=True)
+
 
 def clusters() -> Clusters:
     """Of the user who runs the tests, whose home Bazel's tests do not have."""
@@ -70,7 +83,11 @@ def clusters() -> Clusters:
 
 
 def make_cluster() -> Installation:
-    """A cluster of our own, with the images loaded; or the one that KUBECONFIG names."""
+    """A cluster of our own, with the images loaded; or the one that TIMESLICE_KIND or KUBECONFIG names."""
+    if name := os.environ.get("TIMESLICE_KIND"):
+        standing = clusters().get(name)
+        standing.existing()
+        return Installation(Kube(standing.kubectl, standing.context, standing.command), standing, stays=True)
     if os.environ.get("KUBECONFIG"):
         kubectl = shutil.which("kubectl")
         assert kubectl, "KUBECONFIG is set, and there is no kubectl on PATH"
@@ -121,6 +138,8 @@ def install(made: Installation) -> None:
 
 def remove(made: Installation) -> None:
     """The cluster, or what was put on somebody else's."""
+    if made.stays:
+        return
     if made.cluster is not None:
         clusters().down(made.cluster.name)
         return

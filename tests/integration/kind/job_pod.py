@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +21,8 @@ HERE = Path(__file__).parent
 IMAGE = "localhost/timeslice-client-example:" + "0.1.0"
 CODE = "job-code"
 
-CALL_S = 120.0
+CALL_S = 150.0
+"""Longer than any acquire of a test may take."""
 
 _NUMBERS = itertools.count()
 
@@ -103,14 +105,13 @@ def pod(
 class Process:
     """device_process.py in a pod."""
 
-    def __init__(self, kube: Kube, namespace: str, pod: str) -> None:
+    def __init__(self, kube: Kube, namespace: str, pod: str, inside: list[str] | None = None) -> None:
+        """`inside`: begin of a command that runs in the pod, as `Installation.inside` makes it; None: by kubectl."""
+        if inside is None:
+            inside = [kube.kubectl, "--context", kube.context, "exec", "-i", pod, "-n", namespace, "--"]
         self._child = subprocess.Popen(
-            [
-                kube.kubectl, "--context", kube.context, "exec", "-i", pod, "-n", namespace, "--",
-                "python3", "/code/device_process.py",
-            ],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [*inside, "python3", "/code/device_process.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def begin(self, method: str, *arguments: Any) -> None:
         """Ask for something; `result()` gets the answer."""
@@ -121,8 +122,13 @@ class Process:
     def result(self) -> Any:
         """The answer to the oldest question; waits for it. An AssertionError tells what went wrong in the pod."""
         assert self._child.stdout is not None
-        line = self._child.stdout.readline()
-        assert line, f"the process in the pod ended with {self._child.wait()}"
+        late = threading.Timer(CALL_S, self._child.kill)
+        late.start()
+        try:
+            line = self._child.stdout.readline()
+        finally:
+            late.cancel()
+        assert line, f"the process in the pod ended with {self._child.wait()}, or did not answer for {CALL_S:.0f} s"
         answer = json.loads(line)
         assert "ok" in answer, answer
         return answer["ok"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from group_watch import Controller, GroupWatch, controller, holds, waits
+from device_jobs import DeviceJob, take_turns
+from group_watch import GroupWatch, controller, holds, waits
 from hands import Hands
 from installation import SYSTEM, Installation
-from job_pod import Process, claim, in_namespace, new_claim_name, pod
+from job_pod import claim, in_namespace, new_claim_name, pod
 from kube import Kube
 from system_pods import gpu_mock
 
-MIB = 1 << 20
 NAMESPACE = "faults"
 GROUP = "trainers"
 
@@ -37,34 +37,10 @@ def node(timeslice: Installation) -> str:
     return timeslice.nodes[GROUP]
 
 
-class Job:
-    """A job whose pod has a process on the device, and whose controller is elsewhere."""
-
-    def __init__(self, kube: Kube, name: str) -> None:
-        self.name = name
-        self.control = Controller(kube, NAMESPACE, name, GROUP)
-        self.process = Process(kube, NAMESPACE, name)
-        self.written = ""
-
-    def first_turn(self, seed: int) -> None:
-        self.control.call("acquire", 60)
-        self.process.call("open", 0)
-        self.written = self.process.call("alloc", "weights", 16 * MIB, seed)
-        self.control.call("release")
-
-    def check(self) -> None:
-        """While it holds: what it wrote is there."""
-        assert self.process.call("digest", "weights") == self.written
-
-    def end(self) -> None:
-        self.control.abandon()
-        self.process.abandon()
-
-
 @pytest.fixture
-def jobs(kube: Kube) -> Iterator[tuple[Job, Job]]:
+def jobs(kube: Kube) -> Iterator[tuple[DeviceJob, DeviceJob]]:
     """Two jobs after their first turns: the memory of a is saved, b's is on the device."""
-    a, b = Job(kube, "a"), Job(kube, "b")
+    a, b = DeviceJob(kube, NAMESPACE, "a", GROUP), DeviceJob(kube, NAMESPACE, "b", GROUP)
     a.first_turn(1)
     b.first_turn(2)
     yield a, b
@@ -78,17 +54,8 @@ def watch(kube: Kube) -> Iterator[GroupWatch]:
         yield watch
 
 
-def take_turns(jobs: tuple[Job, Job], turns: int = 2) -> None:
-    """Nothing is lost, and nobody is stuck."""
-    for _ in range(turns):
-        for job in jobs:
-            job.control.call("acquire", 60)
-            job.check()
-            job.control.call("release")
-
-
 def test_killed_orchestrator_comes_back_with_its_holder_and_its_waiter(
-    kube: Kube, jobs: tuple[Job, Job], watch: GroupWatch, hands: Hands
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, hands: Hands
 ) -> None:
     a, b = jobs
     a.control.call("acquire", 60)
@@ -105,7 +72,7 @@ def test_killed_orchestrator_comes_back_with_its_holder_and_its_waiter(
 
 
 def test_killed_agent_comes_back_and_knows_what_is_saved(
-    jobs: tuple[Job, Job], watch: GroupWatch, hands: Hands, node: str
+    jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, hands: Hands, node: str
 ) -> None:
     a, b = jobs
     b.control.call("acquire", 60)
@@ -121,7 +88,7 @@ def test_killed_agent_comes_back_and_knows_what_is_saved(
 
 
 def test_killed_process_of_the_holder_lets_the_next_one_go_on(
-    jobs: tuple[Job, Job], watch: GroupWatch, kube: Kube
+    jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, kube: Kube
 ) -> None:
     a, b = jobs
     a.control.call("acquire", 60)
@@ -136,7 +103,7 @@ def test_killed_process_of_the_holder_lets_the_next_one_go_on(
 
 
 def test_pod_deleted_in_the_middle_of_its_snapshot_is_no_fault(
-    jobs: tuple[Job, Job], watch: GroupWatch, kube: Kube, timeslice: Installation
+    jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, kube: Kube, timeslice: Installation
 ) -> None:
     a, b = jobs
     a.control.call("acquire", 60)

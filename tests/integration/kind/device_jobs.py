@@ -1,0 +1,50 @@
+"""Jobs that take turns: each with a process in its pod that has memory on a device, and a controller elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from group_watch import CONTROLLER, Controller
+from installation import Installation
+from job_pod import Process
+from kube import Kube
+
+MIB = 1 << 20
+
+
+class DeviceJob:
+    """The job of the pod of the same name. Both its sides are told what to do by `kubectl exec`, or on their nodes."""
+
+    def __init__(self, kube: Kube, namespace: str, name: str, group: str, on_nodes: Installation | None = None) -> None:
+        """`on_nodes`: it has to go on without kubelet or API server."""
+
+        def inside(pod: str) -> list[str] | None:
+            return on_nodes.inside(pod, namespace) if on_nodes else None
+
+        self.name = name
+        self.control = Controller(kube, namespace, name, group, inside(CONTROLLER))
+        self.process = Process(kube, namespace, name, inside(name))
+        self.written = ""
+
+    def first_turn(self, seed: int) -> None:
+        self.control.call("acquire", 60)
+        self.process.call("open", 0)
+        self.written = self.process.call("alloc", "weights", 16 * MIB, seed)
+        self.control.call("release")
+
+    def check(self) -> None:
+        """While it holds: what it wrote is there."""
+        assert self.process.call("digest", "weights") == self.written
+
+    def end(self) -> None:
+        self.control.abandon()
+        self.process.abandon()
+
+
+def take_turns(jobs: Sequence[DeviceJob], turns: int = 2) -> None:
+    """Nothing is lost, and nobody is stuck."""
+    for _ in range(turns):
+        for job in jobs:
+            job.control.call("acquire", 60)
+            job.check()
+            job.control.call("release")
