@@ -104,6 +104,8 @@ class Context:
     """Why the agent did something on its own, for people."""
     last_ended: ProcessRecord | None = None
     """The process that ended last, while it is not clear whether the context's trees have others."""
+    emptied: int = 0
+    """The number of the listing that tells. 0: none is wanted."""
 
     def pids(self) -> set[int]:
         """Its processes, and who serves its callbacks."""

@@ -67,10 +67,13 @@ class StopProgram:
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """No process of a context with trees is known any more, since this one ended (None: was taken over by another)."""
+    """Nobody is known any more of a context that may have others: whether it is gone, a listing tells."""
 
     key: ContextKey
-    last: ProcessId | None
+    number: int
+    """Of the listing. One that was asked for before somebody came, or before another, decides nothing."""
+    reason: str = ""
+    """Why it is gone if it is; empty: its last process ended."""
 
 
 @dataclass(frozen=True, slots=True)

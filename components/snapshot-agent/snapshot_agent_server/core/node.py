@@ -74,6 +74,7 @@ class Node:
         self._accelerators = Accelerators(self.registry)
         self._published: dict[ContextKey, ContextView] = {}
         self._is_closing = False
+        self._listings = 0
 
     # -- what the shell may read
 
@@ -191,6 +192,7 @@ class Node:
             effects += self.registry.plant(event.key, event.tree)
         if event.offer is not None:
             effects += self._commander.register(event.key, event.offer, now)
+            self.registry.contexts[event.key].emptied = 0
             if DriverState.LOCKED in self.registry.contexts[event.key].states():
                 effects += self._queue.repair(Kind.UNLOCK, event.key, now)  # else its callbacks would hang
         return [*effects, Accept(event.call)]
@@ -284,9 +286,13 @@ class Node:
     def _end_workload(self, key: ContextKey, reason: str) -> list[Effect]:
         """A workload will not come back, nor its context, unless that has processes, which the driver saves."""
         context = self.registry.contexts[key]
-        if not context.processes:
+        if context.processes:
+            return self._commander.end(key, reason)
+        if not self.registry.is_open(key):
             return self._gone(key, reason)
-        return self._commander.end(key, reason)
+        if context.workload is not None and context.workload.state is WorkloadState.SAVED:
+            self._queue.lost(key, f"{reason} while it was saved")
+        return [*self._commander.end(key, reason), *self._emptied(key, reason)]
 
     def _join(self, key: ContextKey, processes: Sequence[ObservedProcess], now: float) -> list[Effect]:
         """Take in processes that somebody named. What they leave may be empty then."""
@@ -296,13 +302,14 @@ class Node:
                 effects += self._emptied(other)
         return effects
 
-    def _emptied(self, key: ContextKey) -> list[Effect]:
-        """The last known process of a context is gone; those of a tree may have left children that nobody has seen."""
+    def _emptied(self, key: ContextKey, reason: str = "") -> list[Effect]:
+        """The last that was known of a context is gone; those of a tree may have left children that nobody has seen."""
         if not self.registry.is_open(key):
-            return self._gone(key)
-        ended = self.registry.contexts[key].last_ended
+            return self._gone(key, reason)
+        self._listings += 1
+        self.registry.contexts[key].emptied = self._listings
         jobs = (key.job,) if self.registry.pods.of_job(key.job) else ()
-        return [ListMembers(emptied=Emptied(key, ended.id if ended is not None else None), jobs=jobs)]
+        return [ListMembers(emptied=Emptied(key, self._listings, reason), jobs=jobs)]
 
     def _gone(self, key: ContextKey, reason: str = "") -> list[Effect]:
         context = self.registry.contexts[key]
@@ -337,11 +344,12 @@ class Node:
         if event.emptied is not None:
             key = event.emptied.key
             context = self.registry.contexts.get(key)
-            if context is not None and not context.processes:
-                ended = context.last_ended
-                is_latest = event.emptied.last == (ended.id if ended is not None else None)
-                effects += self._gone(key) if is_latest else []
-        self._queue.listed(event.operation)
+            if context is not None and context.emptied == event.emptied.number:
+                context.emptied = 0
+                effects += self._gone(key, event.emptied.reason) if not context.processes else []
+        pods = self.registry.pods
+        unplaced = {pods.known[pod].job for pod, observed in event.in_pods if self._is_unplaced(pod, observed)}
+        self._queue.listed(event.operation, unplaced, now)
         return effects
 
     def _seen_in(self, pod: PodUid, observed: ObservedProcess, is_waited_for: bool, now: float) -> list[Effect]:
@@ -357,6 +365,13 @@ class Node:
             return []
         self._queue.found(key)
         return self.registry.join(key, (observed,), now, is_found=True, pod=pod)
+
+    def _is_unplaced(self, pod: PodUid, observed: ObservedProcess) -> bool:
+        """Nobody said whether the process uses a device, nor of which group: its pod does not name one."""
+        known = self.registry.pods.known.get(pod)
+        is_unsaid = observed.state is DriverState.UNKNOWN and not observed.usage
+        is_unsaid = is_unsaid and known is not None and known.group is None
+        return is_unsaid and self.registry.record(observed.id) is None
 
     def _pods_changed(self, pods: Sequence[Pod], others: Collection[PodUid]) -> list[Effect]:
         if not self.registry.pods.change(pods, others, self.registry.jobs()):

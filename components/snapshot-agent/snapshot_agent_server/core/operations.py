@@ -98,6 +98,10 @@ class Operation:
     """It would start, but for the members of its contexts' trees, which are being listed."""
     is_listed: bool = False
     """They have just been, and the driver was asked who uses CUDA."""
+    listings: int = 0
+    """Listings in a row in which the driver did not say of some process to which context it belongs."""
+    list_at: float = 0.0
+    """Not to be listed again before."""
     call: int | None = None
     """The Lock or Unlock call that waits for it."""
     is_own: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from snapshot_agent_server.core.admission import Admission
 from snapshot_agent_server.core.backend_choice import choose
@@ -23,7 +23,7 @@ from snapshot_agent_server.core.effects import (
 )
 from snapshot_agent_server.core.events import Answered, Requested
 from snapshot_agent_server.core.fences import Fences
-from snapshot_agent_server.core.ids import ContextKey, OperationId
+from snapshot_agent_server.core.ids import ContextKey, JobId, OperationId
 from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.operations import GONE, Kind, Operation, Phase, Result, Status
 from snapshot_agent_server.core.outcomes import DriverState, Verb
@@ -77,7 +77,7 @@ class Queue:
         return (operation.started_at or 0.0) + self._settings.quiet_s
 
     def wake_at(self, now: float) -> float | None:
-        times = []
+        times: list[float | None] = []
         for operation in self.active.values():
             if operation.is_running:
                 times.append(self._driving(operation).wake_at(operation, now))
@@ -85,6 +85,7 @@ class Queue:
                     times.append(self._told_at(operation))
             elif not self._programs.promise(operation.id):
                 times.append(operation.deadline)
+                times.append(operation.list_at if operation.list_at > now else None)
                 if operation.after is not None and operation.after not in self.operations:
                     times.append(operation.waiting_since + self._settings.after_wait_s)
         return min((time for time in times if time is not None), default=None)
@@ -171,11 +172,17 @@ class Queue:
             work.in_flight = call.verb
         return effects
 
-    def listed(self, operation_id: OperationId | None) -> None:
-        """The trees of an operation's contexts were looked through."""
+    def listed(self, operation_id: OperationId | None, unplaced: Set[JobId], now: float) -> None:
+        """The trees of an operation's contexts were looked through. `unplaced`: jobs with a process that may belong to
+        any of their contexts as yet: an operation that could miss it has them looked through again.
+        """
         operation = self.active.get(operation_id) if operation_id is not None else None
-        if operation is not None and operation.is_listing:
-            operation.is_listing, operation.is_listed = False, True
+        if operation is None or not operation.is_listing:
+            return
+        operation.is_listing = False
+        operation.is_listed = not unplaced & {key.job for key in operation.keys}
+        operation.listings = 0 if operation.is_listed else operation.listings + 1
+        operation.list_at = 0.0 if operation.is_listed else now + self._settings.backoff(operation.listings)
 
     def lost(self, key: ContextKey, text: str) -> None:
         """A context went while its memory was saved."""
@@ -301,8 +308,10 @@ class Queue:
             error = (
                 f"{operation.kind} was not started within {operation.deadline - operation.accepted_at:g} s: {blocker}"
             )
-        if not error and operation.is_listing and now >= operation.deadline:
-            error = f"{operation.kind} was not started in time: the processes of the tree could not be listed"
+        if not error and (operation.is_listing or operation.listings) and now >= operation.deadline:
+            of = "the driver did not say which of the job's processes belong to it" if operation.listings else ""
+            of = of or "the processes of the tree could not be listed"
+            error = f"{operation.kind} was not started in time: {of}"
         if not error and not blocker:
             error = self._objection(operation)
         if error:
@@ -311,7 +320,7 @@ class Queue:
             operation.is_listed = False
             return False, []
         if not operation.is_listed and self._needs_listing(operation):
-            return self._list(operation)
+            return self._list(operation) if now >= operation.list_at else (False, [])
         backend, _ = choose(operation.kind, self._contexts(operation.keys), operation.wish)
         return True, self._start(operation, backend, now)
 

@@ -345,6 +345,7 @@ class NodeMachine(RuleBasedStateMachine):
             assert self.world.kills[number].processes == (workload.server,)
             for app in [app for app in self.world.apps if app.server == workload.server]:
                 self.world.end_app(app)
+            self._looked_through()
             assert key not in self.world.published
         elif not living:
             assert self.world.refused[number].refusal.kind is RefusalKind.UNKNOWN_CONTEXT
@@ -353,9 +354,13 @@ class NodeMachine(RuleBasedStateMachine):
             assert set(self.world.kills[number].processes) == living
             for process in living:
                 self.world.kill(process.pid)
-            for wanted in [one for one in self.world.listings if one.operation is None]:
-                self.world.list_members(wanted)
+            self._looked_through()
             assert key not in self.world.published
+
+    def _looked_through(self) -> None:
+        """It is known of every context whether somebody is left."""
+        for wanted in [one for one in self.world.listings if one.operation is None]:
+            self.world.list_members(wanted)
 
     @precondition(lambda self: any(t.queue for t in self.world.targets.values()))
     @rule(data=st.data())

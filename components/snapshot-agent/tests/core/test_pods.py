@@ -197,6 +197,30 @@ def test_a_pod_that_names_no_group_belongs_to_that_of_its_accelerators(world: Wo
     assert (pids(world), pids(world, ContextKey(A, H))) == ((first.id.pid,), (second.id.pid,))
 
 
+def test_whose_group_nobody_has_said_is_not_missed_by_a_snapshot(world: World) -> None:
+    target = world.run_in(world.pod("a", None), group="h")
+    operation = world.ask(Kind.SNAPSHOT, ContextKey(A, H))
+    world.list_members(world.listings[0], is_silent=True)
+    assert operation not in world.results, "it may be in this context, and nobody has looked at it"
+    world.pass_time(0.1)
+    world.answer_all()
+    assert world.results[operation][-1].status is Status.COMPLETE
+    assert target.state is DriverState.CHECKPOINTED
+
+
+def test_a_driver_that_never_says_whose_group_fails_the_snapshot(world: World) -> None:
+    target = world.run_in(world.pod("a", None), group="h")
+    operation = world.ask(Kind.SNAPSHOT, ContextKey(A, H))
+    for _ in range(100):
+        if world.listings:
+            world.list_members(world.listings[0], is_silent=True)
+        world.pass_time(5.0)
+    [result] = world.results[operation]
+    assert (result.status, result.is_rolled_back) == (Status.FAILED, True)
+    assert "did not say which of the job's processes" in result.error
+    assert target.state is DriverState.RUNNING
+
+
 def test_its_group_is_remembered_while_its_accelerators_tell_nothing(world: World) -> None:
     uid = world.pod("a", None)
     target = world.run_in(uid, group="h")

@@ -191,6 +191,29 @@ def test_a_tree_that_is_locked_is_listed_before_the_next_operation_too(world: Wo
     assert child.state is DriverState.CHECKPOINTED
 
 
+def test_a_workload_that_closes_does_not_take_children_that_nobody_has_seen_with_it(world: World) -> None:
+    app, root = world.app("a", is_seen=False), plant(world)
+    child = fork(world)
+    world.kill(root.id.pid)
+    world.disconnect(app, is_closed=True)
+    world.apps.remove(app)
+    assert KEY not in world.gone, "the tree is being looked through"
+    world.answer_all()
+    assert world.published[KEY].view.pids == (child.id.pid,)
+    world.kill(child.id.pid)
+    world.answer_all()
+    assert world.gone == [KEY]
+
+
+def test_a_workload_that_comes_while_the_tree_is_looked_through_stays(world: World) -> None:
+    root = plant(world)
+    world.kill(root.id.pid)
+    app = world.app("a")
+    world.answer_all()
+    assert world.gone == []
+    assert app.connection is not None
+
+
 def test_whoever_names_a_member_that_the_agent_found_has_it(world: World) -> None:
     """A sampler below `timeslice run` that registers itself for another group."""
     plant(world)

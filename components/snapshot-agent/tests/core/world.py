@@ -160,7 +160,9 @@ class Disk:
                 self.workloads.pop(key, None)
             case RecordOperation(operation):
                 # What was being listed is not on record.
-                self.operations[operation.id] = replace(copy.deepcopy(operation), is_listing=False, is_listed=False)
+                self.operations[operation.id] = replace(
+                    copy.deepcopy(operation), is_listing=False, is_listed=False, listings=0, list_at=0.0
+                )
             case ForgetOperation(operation_id):
                 self.operations.pop(operation_id, None)
             case RecordPods(pods):
