@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,8 @@ async def lead(
         raise RuntimeError("the infrastructure ended its topologies")
 
     writing = shell.spawn(writer.run(), "store writer")
-    shell.post(Started(store.epoch, configs.all(), loaded.records, loaded.ended, loaded.waiters))
+    shell.post(Started(
+        store.epoch, configs.all(), loaded.records, loaded.ended, loaded.waiters, run=secrets.token_hex(4)))
     agents.set_targets(targets)
     shell.spawn(follow_topology(), "topology")
     _spare_the_collector()

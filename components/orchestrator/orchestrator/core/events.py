@@ -40,7 +40,8 @@ from orchestrator.core.types import (
 class Started:
     """This orchestrator leads from now on, with what the store keeps; the first event, once.
 
-    `epoch` was made durable before. Groups of records that are not configured are kept and not served.
+    `epoch` was made durable before. Groups of records that are not configured are kept and not served. `run` is a name
+    that no other process that ever led has, for the ids of operations; empty where one store is all there ever was.
     """
 
     epoch: Epoch
@@ -48,6 +49,7 @@ class Started:
     records: tuple[GroupRecord, ...] = ()
     ended: tuple[EndedLease, ...] = ()
     waiters: tuple[WaiterRecord, ...] = ()
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)

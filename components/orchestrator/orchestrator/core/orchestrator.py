@@ -183,7 +183,7 @@ class Orchestrator:
         self._epoch = event.epoch
         self._common = Common(
             self._settings,
-            Identifiers(event.epoch),
+            Identifiers(event.epoch, event.run),
             event.epoch,
             self._timers,
             self._out,

@@ -189,6 +189,11 @@ class KubernetesStore:
             raise StoreRefused(
                 f"TimeSliceGroups cannot be listed: {error}; install their definition, and give the orchestrator's"
                 " ServiceAccount its ClusterRole") from error
+        items = found.get("items") or ()
+        highest = max((int(one.get("status", {}).get("epoch", 0)) for one in items), default=0)
+        if highest >= self._epoch:
+            # The Lease went with its namespace, and the groups stayed: agents know those epochs.
+            await self._raise_lease(highest)
         room = asyncio.Semaphore(AT_ONCE)
 
         async def take(one: Object) -> None:
@@ -205,7 +210,7 @@ class KubernetesStore:
                 except (StoreFailed, StoreUnclear) as error:
                     raise ApiUnclear(str(error)) from error
 
-        await asyncio.gather(*map(take, found.get("items") or ()))
+        await asyncio.gather(*map(take, items))
 
     # Writing.
 

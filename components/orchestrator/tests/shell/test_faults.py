@@ -313,6 +313,26 @@ async def test_row_42_an_agent_that_comes_later_and_knows_more_is_taken_up_above
         assert await up.process.terminate() == 0
 
 
+async def test_row_42_an_agent_that_comes_later_takes_no_new_operation_for_one_of_before(tmp_path: Path) -> None:
+    """Where the lost store begins at the very epoch that the agent knows, their ids would be the same."""
+    agent = node()
+    agent.put("a", "g", state=RUNNING)
+    agent.put("b", "g", state=SAVED, locked=True)
+    (tmp_path / "lost").mkdir()
+    async with cluster(tmp_path / "lost", nodes={"n1": agent}) as up:
+        await up.hold("b")
+        assert [name.partition("-")[0] for name in agent.operations] == ["restore"]
+    agent.put("a", "g", state=SAVED, locked=True)
+    agent.put("b", "g", state=RUNNING)
+    async with cluster(tmp_path, nodes={"n1": agent}, are_started=False) as up:
+        waiting = up.acquire("a")
+        await up.queued(1)
+        await agent.start(f"unix:{tmp_path}/n1.sock")
+        async with asyncio.timeout(LIMIT_S):
+            assert (await waiting).success
+        assert agent.contexts["a", "g"].state == RUNNING
+
+
 async def test_row_19_a_deposed_orchestrator_stops(tmp_path: Path) -> None:
     async with cluster(tmp_path) as up:
         async with grpc.aio.insecure_channel(f"unix:{tmp_path}/n1.sock") as channel:

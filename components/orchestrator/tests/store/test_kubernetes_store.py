@@ -21,7 +21,7 @@ from orchestrator.core.types import (
 from orchestrator.kube.api import APPLY, ApiUnclear, ApiUnreachable
 from orchestrator.kube.groups import manifest, object_path
 from orchestrator.store import kubernetes
-from orchestrator.store.interface import StoreFailed, StoreUnclear
+from orchestrator.store.interface import Deposed, StoreFailed, StoreUnclear
 from orchestrator.store.kubernetes import KubernetesStore
 
 G, H = GroupId("trainers"), GroupId("samplers")
@@ -69,6 +69,24 @@ async def test_a_group_shows_its_state_before_its_first_lease(
     assert (shown["status"]["state"], shown["status"]["epoch"]) == ("Idle", store.epoch)
     assert shown["spec"]["nodes"] == [{"name": "n1"}]
     await store.close()
+
+
+async def test_the_epoch_is_above_that_of_groups_whose_lease_object_was_lost(
+    api: FakeApi, store: KubernetesStore
+) -> None:
+    """Uninstalled and installed again: the Lease goes with its namespace, the groups stay."""
+    await store.write([held(1)])
+    await store.raise_epoch(6)
+    await store.write([held(2)])
+    await store.close()
+    [lease] = [path for path in api.objects if "/leases/" in path]
+    del api.objects[lease]
+    later = await KubernetesStore.open(api, "timeslice-system", "pod-1")
+    assert later.epoch > 7
+    assert api.objects[lease]["spec"]["leaseTransitions"] == later.epoch
+    assert await later.read(G) == held(2).record
+    with pytest.raises(Deposed):
+        await store.write([held(3)])
 
 
 async def test_a_write_that_meets_a_change_of_something_else_is_repeated(api: FakeApi, store: KubernetesStore) -> None:
