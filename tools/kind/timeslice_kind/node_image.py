@@ -219,17 +219,18 @@ def import_into_store(
         "--change", 'ENTRYPOINT ["/kind/init"]', "--change", f"ENV PATH={PATH}", "--change", "STOPSIGNAL SIGTERM",
         "-", ref,
     ]  # fmt: skip
-    importing = subprocess.Popen(podman, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert importing.stdin is not None
-    assert importing.stdout is not None
-    try:
-        with tarfile.open(fileobj=importing.stdin, mode="w|") as out:
-            write_root(out, tree, files, texts)
-        importing.stdin.close()
-    except BrokenPipeError:
-        pass  # what podman says is better
-    said = importing.stdout.read()
-    if importing.wait():
+    pipe = subprocess.PIPE
+    with subprocess.Popen(podman, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as importing:
+        assert importing.stdin is not None
+        assert importing.stdout is not None
+        try:
+            with tarfile.open(fileobj=importing.stdin, mode="w|") as out:
+                write_root(out, tree, files, texts)
+            importing.stdin.close()
+        except BrokenPipeError:
+            pass  # what podman says is better
+        said = importing.stdout.read()
+    if importing.returncode:
         raise KindError(f"podman import failed:\n{said.decode()}")
     remove_tree(folder / "run")
 
