@@ -96,6 +96,7 @@ class Kubectl:
         """`get -o json` as data; None if it is not there."""
         answer = await self.call("get", *arguments, "-o", "json")
         if answer.status != 0:
+            # A kubectl that still remembers a kind that is gone is told NotFound too.
             if "(NotFound)" in answer.err or "the server doesn't have a resource type" in answer.err:
                 return None
             raise self.failure(answer, ("get", *arguments))
