@@ -53,7 +53,7 @@ def test_a_handoff_is_from_release_returning_to_the_waiters_acquire_returning() 
 
 def test_driver_time_counts_only_within_the_handoff() -> None:
     def line(kind: str, begin_ns: int, end_ns: int | None) -> JournalLine:
-        return JournalLine(kind, "", ProcessId(1, 1), 0, begin_ns, end_ns, 0, 0)
+        return JournalLine(kind, "", ProcessId(1, 1, 1), 0, begin_ns, end_ns, 0, 0)
 
     journal = [
         line("lock", 500_000, 2_000_000),

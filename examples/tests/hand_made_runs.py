@@ -32,7 +32,7 @@ def history(job: str, turns: Sequence[tuple[str, int, int, int]], reward: float,
     ) = turns
     assert pool == "sampler"
     moments = [
-        (0, EventKind.STARTED, {"processes": {pool: (HERE, pid) for pool, pid in PIDS[job].items()}}),
+        (0, EventKind.STARTED, {"processes": {pool: (HERE, pid, 1) for pool, pid in PIDS[job].items()}}),
         (asked, EventKind.ASKED, {"pool": "sampler"}),
         (granted, EventKind.GRANTED, {"pool": "sampler"}),
         (granted, EventKind.PHASE_BEGAN, {"step": 0, "phase": "generate"}),
@@ -58,11 +58,11 @@ def history(job: str, turns: Sequence[tuple[str, int, int, int]], reward: float,
 
 
 def kernel(pid: int, device: int, begin: int, end: int) -> JournalLine:
-    return JournalLine("kernel", "busy", ProcessId(HERE, pid), device, begin * MS, end * MS, 0, 0)
+    return JournalLine("kernel", "busy", ProcessId(HERE, pid, 1), device, begin * MS, end * MS, 0, 0)
 
 
 def driver(kind: str, pid: int, device: int, begin: int, end: int) -> JournalLine:
-    return JournalLine(kind, "", ProcessId(HERE, pid), device, begin * MS, end * MS, 1, 0)
+    return JournalLine(kind, "", ProcessId(HERE, pid, 1), device, begin * MS, end * MS, 1, 0)
 
 
 def samples(journal: Sequence[JournalLine], until: int) -> tuple[Sample, ...]:

@@ -11,9 +11,9 @@ from timeslice_demo.recorded import Pool
 ORDINALS = {Pool.SAMPLER: 0, Pool.TRAINER: 1}
 HERE, ELSEWHERE = 4026531836, 4026532999
 OWNERS = {
-    ProcessId(HERE, 11): ("a", Pool.SAMPLER),
-    ProcessId(HERE, 12): ("a", Pool.TRAINER),
-    ProcessId(HERE, 21): ("b", Pool.SAMPLER),
+    ProcessId(HERE, 11, 1): ("a", Pool.SAMPLER),
+    ProcessId(HERE, 12, 1): ("a", Pool.TRAINER),
+    ProcessId(HERE, 21, 1): ("b", Pool.SAMPLER),
 }
 LEASES = [Lease("a", Pool.SAMPLER, 100, 200), Lease("b", Pool.SAMPLER, 250, 300), Lease("a", Pool.SAMPLER, 400, 500)]
 
@@ -25,8 +25,9 @@ def line(
     begin: int = 100,
     end: int | None = 200,
     pid_namespace: int = HERE,
+    start_time: int = 1,
 ) -> JournalLine:
-    return JournalLine(kind, "busy", ProcessId(pid_namespace, pid), device, begin, end, 0, 0)
+    return JournalLine(kind, "busy", ProcessId(pid_namespace, pid, start_time), device, begin, end, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def line(
         ([line(device=1)], 100e-9),  # the other pool's device
         ([line(pid=99, begin=150, end=160)], 10e-9),  # a process that nobody knows
         ([line(pid_namespace=ELSEWHERE)], 100e-9),  # a number as another one has it in another container
+        ([line(start_time=2)], 100e-9),  # ... or in the container that had this one's namespace before
         ([line(kind="copy", begin=200, end=205)], 5e-9),
         ([line(begin=190, end=None), line(pid=21, begin=250, end=260)], 60e-9),  # killed amid it: counts to the end
         ([line(kind="checkpoint", begin=200, end=250), line(kind="restore", begin=300, end=400)], 0),
@@ -69,4 +71,4 @@ def test_journal_lines_are_read() -> None:
     said = {"kind": "kernel", "name": "busy", "device": None, "begin_ns": 3, "end_ns": None, "bytes": 4, "result": 700}
     who = {"pid": 7, "inner_pid": 5, "pid_namespace": HERE, "start_time": 9}
     text = json.dumps(said | who | {"stream": 1, "state": "running"})
-    assert read_journal(text + "\n") == [JournalLine("kernel", "busy", ProcessId(HERE, 5), None, 3, None, 4, 700)]
+    assert read_journal(text + "\n") == [JournalLine("kernel", "busy", ProcessId(HERE, 5, 9), None, 3, None, 4, 700)]

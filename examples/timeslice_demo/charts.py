@@ -187,7 +187,7 @@ def _lane(run: RunLog, pool: Pool, ordinal: int, axis: TimeAxis, colours: Mappin
             continue
         parts.append(_bar(span, top, LANE, colours[phase.job], 1, what))
         label = f"{SHOWN[phase.phase]} {phase.step + 1}"
-        if span[1] < 7 * len(label):
+        if span[1] <= 8 * len(label):
             label = str(phase.step + 1)
         if span[1] > 8 * len(label):
             middle = span[0] + span[1] / 2

@@ -67,7 +67,7 @@ def read_journal(text: str) -> list[JournalLine]:
             JournalLine(
                 fields["kind"],
                 fields["name"],
-                ProcessId(fields["pid_namespace"], fields["inner_pid"]),
+                ProcessId(fields["pid_namespace"], fields["inner_pid"], fields["start_time"]),
                 fields["device"],
                 fields["begin_ns"],
                 fields["end_ns"],

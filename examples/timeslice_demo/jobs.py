@@ -4,7 +4,7 @@ import contextlib
 import queue
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -43,10 +43,20 @@ class JobHistory:
     def first(self, kind: EventKind) -> JobEvent:
         return next(self.of(kind))
 
+    def span(self, since: EventKind = EventKind.ASKED) -> tuple[int, int]:
+        """From the first wish for a device (or the first GRANTED) to the last one given back."""
+        return self.first(since).monotonic_ns, self.last(EventKind.YIELDED).monotonic_ns
+
     @property
     def processes(self) -> dict[Pool, ProcessId]:
         told = self.first(EventKind.STARTED).details["processes"]
         return {Pool(pool): ProcessId(*process) for pool, process in told.items()}
+
+
+def whole_span(histories: Iterable[JobHistory], since: EventKind = EventKind.ASKED) -> tuple[int, int]:
+    """The span of several jobs at once."""
+    begins, ends = zip(*(history.span(since) for history in histories), strict=True)
+    return min(begins), max(ends)
 
 
 class Jobs:

@@ -48,14 +48,18 @@ class LeaseLog:
         self._thread = threading.Thread(target=self._read, name="lease log", daemon=True)
         self._thread.start()
 
-    def wait_for_job(self, job: str) -> None:
+    def wait_for_job(self, job: str, limit_s: float | None = None) -> None:
         """Return when the orchestrator has the job in a queue, or holding a group.
 
         Raises:
+            TimeoutError: it has not for so long.
             grpc.RpcError: the stream broke before.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._has_ended or any(entry.job == job for entry in self._entries))
+            if not self._changed.wait_for(
+                lambda: self._has_ended or any(entry.job == job for entry in self._entries), limit_s
+            ):
+                raise TimeoutError(f"{job} has asked for nothing within {limit_s:.0f} s")
             if self._error is not None:
                 raise self._error
 

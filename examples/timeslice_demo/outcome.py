@@ -49,6 +49,8 @@ class Outcome:
     busiest_load_s: Mapping[Pool, float]
     """What each pool had to do in the solo run: no schedule of these phases is shorter than the larger of them."""
     phase_ratio: float
+    place: str
+    """Where the jobs ran, in sentences; empty: as processes of one machine, as the demo has them."""
 
     @property
     def makespan_ratio(self) -> float:
@@ -100,9 +102,15 @@ class Outcome:
 
 
 def make_outcome(
-    plan: Plan, settings: Mapping[str, Any], solo: RunLog, timesliced: RunLog, ordinals: Mapping[Pool, int]
+    plan: Plan,
+    settings: Mapping[str, Any],
+    solo: RunLog,
+    timesliced: RunLog,
+    ordinals: Mapping[Pool, int],
+    place: str = "",
 ) -> Outcome:
-    measured = _measured_steps(solo)
+    steps = _measured_steps(solo)
+    measured = {job: steps[job] for job in sorted(steps, key=lambda job: timesliced.histories[job].span())}
     return Outcome(
         plan=plan,
         settings=settings,
@@ -118,6 +126,7 @@ def make_outcome(
         bound=simulate(measured, plan.swaps),
         busiest_load_s={pool: Plan(measured, plan.swaps).load_s(pool) for pool in Pool},
         phase_ratio=phase_ratio(solo, timesliced),
+        place=place,
     )
 
 

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 
 from timeslice_demo.process_id import ProcessId
 from timeslice_demo.recorded import Pool
 
 RETRY_S = (0.2, 2.0)
 """First and longest pause between two calls at a controller that is not there yet; nothing tells when it comes."""
+CONNECT_S = 3.0
+"""For a few seconds DNS may give the address of a Service that was deleted, from which nothing ever comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def call_at(controller: tuple[str, int], key: bytes, hello: Hello) -> Iterator[C
     pause_s, longest_s = RETRY_S
     while True:
         try:
-            channel = Client(controller, authkey=key)
+            channel = _connect(controller, key)
             break
         except (ConnectionError, TimeoutError, EOFError, socket.gaierror) as error:
             print(f"{controller[0]} does not answer yet: {error or 'it hung up'}", file=sys.stderr, flush=True)
@@ -73,3 +75,17 @@ def call_at(controller: tuple[str, int], key: bytes, hello: Hello) -> Iterator[C
     with closing(channel):
         channel.send(hello)
         yield channel
+
+
+def _connect(controller: tuple[str, int], key: bytes) -> Connection:
+    """As multiprocessing's Client does, which cannot be told how long to try."""
+    with socket.create_connection(controller, CONNECT_S) as connected:
+        connected.settimeout(None)
+        channel = Connection(connected.detach())
+    try:
+        answer_challenge(channel, key)
+        deliver_challenge(channel, key)
+    except BaseException:
+        channel.close()
+        raise
+    return channel

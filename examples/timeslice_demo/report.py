@@ -126,8 +126,8 @@ def _timelines(outcome: Outcome) -> str:
     longest_s = max(outcome.solo.wall_s, outcome.timesliced.wall_s)
     return (
         "<h2>Who had which GPU when</h2>"
-        "<p>A step of a job is generate, train, and a short weight sync (dark) that needs both GPUs. Each GPU has room"
-        " for one job's memory only: when another job's turn comes, the memory of the one that leaves is saved to"
+        "<p>A step of a job is generate, train, and a short weight sync (dark) that needs both GPUs. One job's memory"
+        " at a time is on a GPU: when another job's turn comes, the memory of the one that leaves is saved to"
         " the host, then that of the one that comes is brought back. Point at a bar to see what it is.</p>"
         + legend(list(outcome.solo.histories))
         + "<h3>One job after the other: half of each GPU's time is lost</h3>"
@@ -263,5 +263,6 @@ def _footer(outcome: Outcome) -> str:
         f"<p>The lengths of phases and swaps come from a recorded run ({escape(recorded['run'])}), scaled. Source:"
         f" {escape(recorded['source'])}. {escape(recorded['not_recorded'])} Swaps are"
         " strict here, save and then restore; the recorded run overlapped them.</p>"
-        f"<p>Settings: {settings}.</p></footer>"
+        + (f"<p>{escape(outcome.place)}</p>" if outcome.place else "")
+        + f"<p>Settings: {settings}.</p></footer>"
     )

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from timeslice_demo.child_processes import Family, child_environment
+from timeslice_demo.child_processes import Family, child_environment, python_command
 from timeslice_demo.digits import save_digits
 from timeslice_demo.grpo import GrpoConfig
 from timeslice_demo.job_events import EventKind, JobSpec
-from timeslice_demo.jobs import START_LIMIT_S, JobFailed, Jobs, Listener
+from timeslice_demo.jobs import START_LIMIT_S, JobFailed, Jobs, Listener, whole_span
 from timeslice_demo.lease_log import LeaseLog
 from timeslice_demo.mock_gpus import MockGpus
 from timeslice_demo.nvml_samples import Sample
@@ -61,7 +61,7 @@ class Runs:
                 jobs.go(name)
                 jobs.wait_for(EventKind.FINISHED, [name])
                 jobs.stop(name)
-        segments = tuple(_span(jobs, [name]) for name in names)
+        segments = tuple(history.span() for history in jobs.histories.values())
         return RunLog(segments, jobs.histories, tuple(samples), tuple(gpus.journal()), ())
 
     def timesliced(self, listener: Listener, faults: tuple[tuple[str, ...], ...] = ()) -> RunLog:
@@ -83,7 +83,11 @@ class Runs:
                 lease_log.wait_for_job(name)  # so that they queue in the order of their names
             jobs.wait_for(EventKind.FINISHED, names)
         log = RunLog(
-            (_span(jobs, names),), jobs.histories, tuple(samples), tuple(gpus.journal()), tuple(lease_log.stop())
+            (whole_span(jobs.histories.values()),),
+            jobs.histories,
+            tuple(samples),
+            tuple(gpus.journal()),
+            tuple(lease_log.stop()),
         )
         for name in names:
             jobs.stop(name)
@@ -135,13 +139,7 @@ class Runs:
     def _sampling(self, environment: dict[str, str]) -> Iterator[list[Sample]]:
         """Fills the list that it gives when the block ends well."""
         samples: list[Sample] = []
-        sampling = NvmlSampling(self._family, environment, self._errors, self._config.sample_period_s)
+        command = python_command("timeslice_demo.nvml_samples", str(self._config.sample_period_s))
+        sampling = NvmlSampling(self._family.start(command, environment, self._errors))
         yield samples
         samples.extend(sampling.stop())
-
-
-def _span(jobs: Jobs, names: list[str]) -> tuple[int, int]:
-    """From the first wish for a device to the last one given back."""
-    begin = min(jobs.histories[name].first(EventKind.ASKED).monotonic_ns for name in names)
-    end = max(jobs.histories[name].last(EventKind.YIELDED).monotonic_ns for name in names)
-    return begin, end

@@ -2,21 +2,20 @@
 
 import subprocess
 import threading
-from collections.abc import Mapping
-from typing import IO
 
-from timeslice_demo.child_processes import Family, python_command
 from timeslice_demo.nvml_samples import Sample
 
 
 class NvmlSampling:
-    """Samples from now until `stop`."""
+    """Samples from now until `stop`.
 
-    def __init__(self, family: Family, environment: Mapping[str, str], errors: IO[str], period_s: float) -> None:
+    Args:
+        process: nvml_samples, running wherever the devices are, with pipes for stdin and stdout.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self._samples: list[Sample] = []
-        self._process: subprocess.Popen[str] = family.start(
-            python_command("timeslice_demo.nvml_samples", str(period_s)), environment, errors
-        )
+        self._process = process
         self._first = threading.Event()
         self._thread = threading.Thread(target=self._read, name="NVML samples", daemon=True)
         self._thread.start()
@@ -32,6 +31,8 @@ class NvmlSampling:
         self._process.stdin.close()
         self._process.wait()
         self._thread.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         if not self._samples:
             raise RuntimeError("NVML gave no samples; see the errors above")
         return self._samples

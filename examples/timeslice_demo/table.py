@@ -79,7 +79,8 @@ def _schedule(outcome: Outcome) -> list[str]:
     )
     if outcome.slow_swaps:
         lines.append(
-            f"  NOTE: swaps of {', '.join(outcome.slow_swaps)} took longer than planned; use a larger --scale."
+            f"  NOTE: swaps of {', '.join(outcome.slow_swaps)} took longer than planned, for copying is slower at this"
+            " speed; a smaller --scale leaves more time."
         )
     if outcome.verdict.locks_during_lease:
         lines.append(f"  NOTE: a job was locked during its own lease {outcome.verdict.locks_during_lease} times.")

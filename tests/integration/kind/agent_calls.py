@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import re
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import grpc
+from forwarding import forwarded
 from installation import SYSTEM
 from kube import Kube
 from system_pods import AGENT, system_pod
@@ -33,36 +29,12 @@ def agent(kube: Kube, node: str) -> Iterator[AgentCalls]:
     parts = {name: base64.b64decode(value) for name, value in secret.items()}
     credentials = grpc.ssl_channel_credentials(parts["ca.crt"], parts["tls.key"], parts["tls.crt"])
     name = system_pod(kube, AGENT, node)["metadata"]["name"]
-    command = [kube.kubectl, "--context", kube.context, "port-forward", "-n", SYSTEM, f"pod/{name}", "0:9001"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
-        try:
-            assert forward.stdout is not None
-            port = re.search(r":(\d+) ->", forward.stdout.readline())
-            assert port, f"kubectl port-forward ended with {forward.wait()}"
-            options = [("grpc.ssl_target_name_override", SERVER), ("grpc.use_local_subchannel_pool", 1)]
-            with _reached(kube, port[1]) as target, grpc.secure_channel(target, credentials, options) as channel:
-                yield AgentCalls(SnapshotAgentServiceStub(channel))
-        finally:
-            forward.terminate()
-
-
-@contextlib.contextmanager
-def _reached(kube: Kube, port: str) -> Iterator[str]:
-    """The gRPC target of a port of 127.0.0.1 where kubectl runs: maybe in the network namespace of a cluster."""
-    program = [sys.executable, str(Path(__file__).with_name("relay.py"))]
-    inside = kube.inside(program)
-    if inside == program:
-        yield f"127.0.0.1:{port}"
-        return
-    with tempfile.TemporaryDirectory(prefix="relay-") as folder:
-        path = f"{folder}/agent.sock"
-        with subprocess.Popen([*inside, path, port], stdout=subprocess.PIPE, text=True) as child:
-            try:
-                assert child.stdout is not None
-                assert child.stdout.readline() == "ready\n"
-                yield f"unix:{path}"
-            finally:
-                child.terminate()
+    options = [("grpc.ssl_target_name_override", SERVER), ("grpc.use_local_subchannel_pool", 1)]
+    with (
+        forwarded(kube, SYSTEM, f"pod/{name}", 9001) as target,
+        grpc.secure_channel(target, credentials, options) as channel,
+    ):
+        yield AgentCalls(SnapshotAgentServiceStub(channel))
 
 
 class AgentCalls:
