@@ -30,6 +30,7 @@ from snapshot_agent_server.config import AgentConfig, ConfigError, from_argument
 from snapshot_agent_server.driver.cuda_driver import CudaDriver
 from snapshot_agent_server.driver.interface import DriverMissing
 from snapshot_agent_server.driver.pool import Pool
+from snapshot_agent_server.grpc_wakeups import ServerLoop
 from snapshot_agent_server.shell import AgentShell
 from snapshot_agent_server.store import lock
 from snapshot_agent_server.store.lock import StoreError
@@ -50,6 +51,9 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server
 )
+SWITCH_S = 0.0001
+"""While the loop has work, the store's thread gets the interpreter after this time, not after Python's 5 ms: it needs it
+between the statements of a transaction, and the operation waits for the last one."""
 EXPIRY_NOTICE_S = 30 * 86400.0
 """A certificate that ends within this time is worth a warning at every start."""
 
@@ -65,7 +69,9 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] | None =
         config = from_arguments(sys.argv[1:] if arguments is None else arguments, os.environ if env is None else env)
         logs.set_up(config.log_level)
         credentials = None if config.tls is None else load(config.tls)
-        asyncio.run(serve(config, credentials))
+        sys.setswitchinterval(SWITCH_S)
+        with asyncio.Runner(loop_factory=ServerLoop) as runner:
+            runner.run(serve(config, credentials))
     except (ConfigError, BadCredentials, StoreError, DriverMissing, ListenError) as error:
         print(f"snapshot-agent: {error}", file=sys.stderr)
         return 2
