@@ -35,8 +35,8 @@ EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
 API_AWAY_PAUSE_S = 1.0
 SWITCH_S = 0.0001
-"""While the loop has work, the store's thread gets the interpreter after this time, not after Python's 5 ms: it needs it
-between the statements of a transaction, and a handoff waits for the last one."""
+"""While the loop has work, the store's thread gets the interpreter after this time, not after Python's 5 ms: it needs
+that between the statements of a transaction, and a handoff waits for the last one."""
 EXPIRY_NOTICE_S = 30 * 86400.0
 """A certificate that ends within this time is worth a warning at every start."""
 

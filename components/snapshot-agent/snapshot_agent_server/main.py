@@ -52,8 +52,8 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server
 )
 SWITCH_S = 0.0001
-"""While the loop has work, the store's thread gets the interpreter after this time, not after Python's 5 ms: it needs it
-between the statements of a transaction, and the operation waits for the last one."""
+"""While the loop has work, the store's thread gets the interpreter after this time, not after Python's 5 ms: it needs
+that between the statements of a transaction, and the operation waits for the last one."""
 EXPIRY_NOTICE_S = 30 * 86400.0
 """A certificate that ends within this time is worth a warning at every start."""
 
