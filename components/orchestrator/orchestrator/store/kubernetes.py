@@ -15,7 +15,6 @@ from orchestrator.core.effects import ForgetEnded, ForgetWaiter, Publish, Record
 from orchestrator.core.types import EndedLease, Epoch, GroupId, GroupRecord, GroupView, RequestId, Token, WaiterRecord
 from orchestrator.kube import groups
 from orchestrator.kube.api import ApiError, ApiRefused, ApiUnclear, Object, Requests
-from orchestrator.kube.stating import state
 from orchestrator.logs import say
 from orchestrator.store.codec import BadRecord
 from orchestrator.store.interface import Deposed, Loaded, StoreFailed, StoreRefused, StoreUnclear, Write
@@ -46,6 +45,8 @@ class _Group:
     is_dirty: bool = False
     """The queue, or what people see, is not as in the object."""
     later: asyncio.TimerHandle | None = None
+    is_behind: bool = False
+    """People were told that the queue could not be written; they are told once."""
 
     def take(self, kept: Kept) -> None:
         self.record = kept.record
@@ -260,13 +261,27 @@ class KubernetesStore:
         try:
             kept = await self._look(group)
             if group.found is None:
-                group.found = await state(self._api, groups.manifest(group.id))
+                group.found = await self._make(group.id)
                 kept = parse(group.id, group.found.get("status", {}))
         except (ApiError, BadRecord) as error:
             raise StoreFailed(str(error)) from error
         if kept.record is not None and kept.record != group.record:
+            group.found = None
             raise StoreUnclear(
                 f"the status of TimeSliceGroup {groups.object_name(group.id)!r} was changed by somebody else")
+
+    async def _make(self, group: GroupId) -> Object:
+        """Make an object that is missing, without nodes: those come from labels (`infra/`), and so does the finalizer.
+
+        Where somebody has made it in between it stays as it is: an apply without nodes would take off those there.
+        """
+        made = groups.manifest(group, is_held=False)
+        try:
+            return await self._api.request("POST", groups.COLLECTION, made)
+        except ApiRefused as error:
+            if error.code != 409:
+                raise
+        return await self._api.request("GET", groups.object_path(group))
 
     async def _look(self, group: _Group) -> Kept:
         """What stands in the object; nothing if there is none. Deposed: a later leader has written it."""
@@ -301,11 +316,15 @@ class KubernetesStore:
         try:
             await self._flush(group)
         except (StoreFailed, StoreUnclear) as error:
-            say(f"group {group.id}: the queue could not be written: {error}", level=logging.WARNING, group=group.id)
-            if not isinstance(error, StoreUnclear):
-                self._write_later(group)
+            if not group.is_behind:
+                say(f"group {group.id}: the queue cannot be written for now: {error}", level=logging.WARNING,
+                    group=group.id)
+            group.is_behind = True
+            self._write_later(group)
         except Deposed:
             pass  # the next record says so, where it is heard
+        else:
+            group.is_behind = False
 
     async def _flush(self, group: _Group) -> None:
         group.later = None

@@ -37,11 +37,12 @@ class FakeApi:
             path = f"{path}/{body['metadata']['name']}"
             if path in self.objects:
                 raise ApiRefused(409, "AlreadyExists", path)
-            return self._store(path, body)
+            return self._store(path, {**body, "metadata": {**body["metadata"], "uid": f"uid {path}"}})
         if method == "PATCH":
             assert content_type == "application/apply-patch+yaml"
             found = self.objects.get(path) or {"metadata": {"name": body["metadata"]["name"], "uid": f"uid {path}"}}
-            return self._store(path, {**found, "spec": {**found.get("spec", {}), **body["spec"]}})
+            # All of it comes from one manager here: what it states no more is gone.
+            return self._store(path, {**found, "spec": body["spec"]})
         assert method == "PUT"
         failure, is_done = None, True
         if path.endswith("/status"):

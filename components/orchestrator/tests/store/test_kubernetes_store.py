@@ -1,6 +1,7 @@
 """What the store of a cluster does where a write meets other writers, an API server that fails, or a missing object."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from orchestrator.core.types import (
     Token,
     WaiterRecord,
 )
-from orchestrator.kube.api import APPLY, ApiUnclear, ApiUnreachable
+from orchestrator.kube.api import APPLY, ApiRefused, ApiUnclear, ApiUnreachable
 from orchestrator.kube.groups import manifest, object_path
 from orchestrator.store import kubernetes
 from orchestrator.store.interface import Deposed, StoreFailed, StoreUnclear
@@ -141,6 +142,42 @@ async def test_row_42_a_deleted_group_is_made_again_with_its_lease(api: FakeApi,
     del api.objects[object_path(G)]
     await store.write([held(2, "b")])
     assert api.objects[object_path(G)]["status"]["lease"]["job"] == "b"
+
+
+async def test_a_group_that_is_made_while_it_is_missed_keeps_its_nodes() -> None:
+    class MadeMeanwhile(FakeApi):
+        """Who looks for the group finds none, and then it is there: as its node's label says."""
+
+        async def request(self, method: str, path: str, *arguments: Any, **named: Any) -> Any:
+            try:
+                return await super().request(method, path, *arguments, **named)
+            except ApiRefused:
+                if (method, path) == ("GET", object_path(G)):
+                    await super().request("PATCH", path, manifest(G, ["n1"]), content_type=APPLY)
+                raise
+
+    api = MadeMeanwhile()
+    store = await KubernetesStore.open(api, "timeslice-system", "pod-0")
+    await store.write([held(1)])
+    made = api.objects[object_path(G)]
+    assert made["spec"]["nodes"] == [{"name": "n1"}]
+    assert made["status"]["lease"]["job"] == "a"
+
+
+async def test_an_api_server_that_is_away_is_told_of_once_and_then_the_queue_is_written(
+    api: FakeApi, store: KubernetesStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kubernetes, "QUEUE_WRITE_S", 0.01)
+    await store.write([held(1)])
+    api.next_writes.extend([(ApiUnreachable("refused"), False)] * 3 + [(ApiUnclear("cut off"), False)])
+    await store.write([waiter(1)])
+    async with asyncio.timeout(5):
+        while "queue" not in api.objects[object_path(G)]["status"]:
+            api.has_put.clear()
+            await api.has_put.wait()
+    assert [record.message for record in caplog.records if "queue cannot be written" in record.message] == [
+        "group trainers: the queue cannot be written for now: refused"]
+    await store.close()
 
 
 async def test_one_group_that_cannot_be_written_holds_up_no_other(api: FakeApi, store: KubernetesStore) -> None:
