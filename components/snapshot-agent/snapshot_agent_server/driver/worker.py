@@ -137,11 +137,13 @@ def serve(channel: socket.socket) -> None:
         if request == STOP:
             continue  # it came when there was no further step any more
         reply = _made(named, request)
+        pid = request["args"][0]
         for step in request.get("then", ()):
-            if "refused" in reply or "short" in reply or not _may_begin(step, channel):
+            if "refused" in reply or "short" in reply or not _may_begin(step, pid, channel):
                 break
             channel.send(encode({**reply, "goes_on": True}))
             reply = _made(named, step)
+            pid = step["args"][0]
         channel.send(encode(reply))
 
 
@@ -157,13 +159,14 @@ def _made(named: dict[str, Callable[..., Message]], step: Message) -> Message:
     return reply
 
 
-def _may_begin(step: Message, channel: socket.socket) -> bool:
+def _may_begin(step: Message, answered: int, channel: socket.socket) -> bool:
     """Whether a further step may begin: it is not too late, its process can be asked, and the agent has not said stop.
 
-    All that it says while a request is under way is stop.
+    All that it says while a request is under way is stop. `answered`: the process that the step before was made with:
+    it has just done what it was asked, which says more than /proc, and at once.
     """
     process = ProcessId(step["args"][0], step["start_time"])
-    if time.monotonic() >= step["not_after"] or not proc.can_be_asked(process):
+    if time.monotonic() >= step["not_after"] or (process.pid != answered and not proc.can_be_asked(process)):
         return False
     try:
         channel.recv(MAX_BYTES, socket.MSG_DONTWAIT)
