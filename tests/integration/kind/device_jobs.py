@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
-from group_watch import CONTROLLER, Controller
+from group_watch import CONTROLLER, Controller, controller
 from installation import Installation
-from job_pod import Process
+from job_pod import Process, claim, in_namespace, pod
 from kube import Kube
 
 MIB = 1 << 20
@@ -39,6 +40,29 @@ class DeviceJob:
     def end(self) -> None:
         self.control.abandon()
         self.process.abandon()
+
+
+@contextlib.contextmanager
+def pods_of_jobs(kube: Kube, namespace: str, group: str, shared: str) -> Iterator[Kube]:
+    """A namespace with ready pods of the jobs a and b, which share a claim that is made here, and of a controller."""
+    with in_namespace(kube, namespace, claim(namespace, shared), controller(namespace)):
+        kube.apply(*(pod(namespace, job, job, group, shared) for job in ("a", "b")))
+        for name in (CONTROLLER, "a", "b"):
+            kube.wait("pod", name, "condition=Ready", namespace)
+        yield kube
+
+
+@contextlib.contextmanager
+def after_first_turns(
+    kube: Kube, namespace: str, group: str, on_nodes: Installation | None = None
+) -> Iterator[tuple[DeviceJob, DeviceJob]]:
+    """Jobs a and b of `pods_of_jobs`: the memory of a is saved, b's is on the device."""
+    a, b = (DeviceJob(kube, namespace, name, group, on_nodes) for name in ("a", "b"))
+    a.first_turn(1)
+    b.first_turn(2)
+    yield a, b
+    a.end()
+    b.end()
 
 
 def take_turns(jobs: Sequence[DeviceJob], turns: int = 2) -> None:

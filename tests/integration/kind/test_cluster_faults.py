@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 from agent_calls import agent, context, is_in
-from device_jobs import DeviceJob, take_turns
-from group_watch import CONTROLLER, GroupWatch, controller, has_condition, is_granted, waits
+from device_jobs import DeviceJob, after_first_turns, pods_of_jobs, take_turns
+from group_watch import CONTROLLER, GroupWatch, has_condition, is_granted, waits
 from installation import Installation
-from job_pod import Process, claim, in_namespace, new_claim_name, pod
+from job_pod import Process, new_claim_name, pod
 from kube import Kube
 from node_faults import (
     api_server_away,
@@ -47,22 +47,14 @@ def shared() -> str:
 
 @pytest.fixture
 def kube(made: Installation, shared: str) -> Iterator[Kube]:
-    with in_namespace(made.kube, NAMESPACE, claim(NAMESPACE, shared), controller(NAMESPACE)) as kube:
-        kube.apply(*(pod(NAMESPACE, job, job, GROUP, shared) for job in ("a", "b")))
-        for name in (CONTROLLER, "a", "b"):
-            kube.wait("pod", name, "condition=Ready", NAMESPACE)
+    with pods_of_jobs(made.kube, NAMESPACE, GROUP, shared) as kube:
         yield kube
 
 
 @pytest.fixture
 def jobs(kube: Kube, made: Installation) -> Iterator[tuple[DeviceJob, DeviceJob]]:
-    """Two jobs after their first turns: the memory of a is saved, b's is on the device."""
-    a, b = DeviceJob(kube, NAMESPACE, "a", GROUP, made), DeviceJob(kube, NAMESPACE, "b", GROUP, made)
-    a.first_turn(1)
-    b.first_turn(2)
-    yield a, b
-    a.end()
-    b.end()
+    with after_first_turns(kube, NAMESPACE, GROUP, made) as jobs:
+        yield jobs
 
 
 @pytest.fixture

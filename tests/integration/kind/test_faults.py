@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from device_jobs import DeviceJob, take_turns
-from group_watch import GroupWatch, controller, holds, waits
+from device_jobs import DeviceJob, after_first_turns, pods_of_jobs, take_turns
+from group_watch import GroupWatch, holds, waits
 from hands import Hands
 from installation import SYSTEM, Installation
-from job_pod import claim, in_namespace, new_claim_name, pod
+from job_pod import new_claim_name
 from kube import Kube
 from system_pods import gpu_mock
 
@@ -19,11 +19,7 @@ GROUP = "trainers"
 
 @pytest.fixture
 def kube(timeslice: Installation) -> Iterator[Kube]:
-    shared = new_claim_name()
-    with in_namespace(timeslice.kube, NAMESPACE, claim(NAMESPACE, shared), controller(NAMESPACE)) as kube:
-        kube.apply(*(pod(NAMESPACE, job, job, GROUP, shared) for job in ("a", "b")))
-        for name in ("controller", "a", "b"):
-            kube.wait("pod", name, "condition=Ready", NAMESPACE)
+    with pods_of_jobs(timeslice.kube, NAMESPACE, GROUP, new_claim_name()) as kube:
         yield kube
 
 
@@ -39,13 +35,8 @@ def node(timeslice: Installation) -> str:
 
 @pytest.fixture
 def jobs(kube: Kube) -> Iterator[tuple[DeviceJob, DeviceJob]]:
-    """Two jobs after their first turns: the memory of a is saved, b's is on the device."""
-    a, b = DeviceJob(kube, NAMESPACE, "a", GROUP), DeviceJob(kube, NAMESPACE, "b", GROUP)
-    a.first_turn(1)
-    b.first_turn(2)
-    yield a, b
-    a.end()
-    b.end()
+    with after_first_turns(kube, NAMESPACE, GROUP) as jobs:
+        yield jobs
 
 
 @pytest.fixture

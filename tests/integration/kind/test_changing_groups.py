@@ -1,0 +1,227 @@
+"""Groups, nodes and jobs that change under a holder: row 42 of docs/design/failures.md, labels, returning jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from agent_calls import agent, is_in
+from device_jobs import MIB, DeviceJob, after_first_turns, pods_of_jobs, take_turns
+from group_watch import GroupWatch, has_condition, is_granted, waits
+from hands import Hands
+from installation import SYSTEM, Installation
+from job_pod import Process, claim, new_claim_name, pod
+from kube import Kube, Object
+
+from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
+
+NAMESPACE = "changing-groups"
+GROUP = "trainers"
+OTHER = "samplers"
+
+
+@pytest.fixture
+def shared() -> str:
+    """The claim of the test's pods."""
+    return new_claim_name()
+
+
+@pytest.fixture
+def kube(timeslice: Installation, shared: str) -> Iterator[Kube]:
+    with pods_of_jobs(timeslice.kube, NAMESPACE, GROUP, shared) as kube:
+        yield kube
+
+
+@pytest.fixture
+def jobs(kube: Kube) -> Iterator[tuple[DeviceJob, DeviceJob]]:
+    with after_first_turns(kube, NAMESPACE, GROUP) as jobs:
+        yield jobs
+
+
+@pytest.fixture
+def watch(kube: Kube) -> Iterator[GroupWatch]:
+    with GroupWatch(kube, NAMESPACE, GROUP) as watch:
+        yield watch
+
+
+def group_until(kube: Kube, group: str, seen: Callable[[Object], bool], timeout_s: float = 30) -> Object:
+    """The TimeSliceGroup, once it is as `seen` wants it. It may be away in between."""
+    return kube.watch_until(
+        lambda found: found["metadata"]["name"] == group and seen(found), "tsg", timeout_s=timeout_s
+    )
+
+
+def has_nodes(*names: str) -> Callable[[Object], bool]:
+    return lambda found: {one["name"] for one in found["spec"].get("nodes", ())} == set(names)
+
+
+def has_no_conditions(status: dict[str, Any]) -> bool:
+    return not status["conditions"]
+
+
+@contextlib.contextmanager
+def relabelled(kube: Kube, node: str, *labels: str) -> Iterator[None]:
+    """With changes of a node's labels for groups: "ID=true", or "ID-"; undone behind the block."""
+    there = kube.get("node", node)["metadata"]["labels"]
+    names = [f"group.timeslice.io/{label}" for label in labels]
+    before = [name.rstrip("-").partition("=")[0] for name in names]
+    try:
+        kube.call("label", "--overwrite", "node", node, *names)
+        yield
+    finally:
+        back = [f"{name}={there[name]}" if name in there else f"{name}-" for name in before]
+        kube.call("label", "--overwrite", "node", node, *back)
+
+
+def test_row_42_a_group_that_is_deleted_goes_when_nobody_holds_it_and_is_made_again(
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, timeslice: Installation
+) -> None:
+    a, b = jobs
+    a.control.call("acquire", 60)
+    b.control.begin("acquire", 60)
+    watch.until(waits("b"))
+    before = kube.get("tsg", GROUP)
+    kube.call("delete", "tsg", GROUP, "--wait=false")
+    a.check()
+    a.control.call("release")
+    b.control.result()
+    b.check()
+    leaving = kube.get("tsg", GROUP)
+    assert leaving["metadata"]["uid"] == before["metadata"]["uid"]
+    assert "deletionTimestamp" in leaving["metadata"]
+    b.control.call("release")
+    group_until(kube, GROUP, lambda found: found["metadata"]["uid"] != before["metadata"]["uid"])
+    group_until(kube, GROUP, has_nodes(timeslice.nodes[GROUP]))
+    take_turns(jobs)
+    assert kube.get("tsg", GROUP)["status"]["token"] > before["status"]["token"]
+    watch.until(has_no_conditions)
+
+
+def test_row_42_a_group_that_is_removed_by_force_comes_back_with_its_lease(
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, timeslice: Installation
+) -> None:
+    a, b = jobs
+    a.control.call("acquire", 60)
+    b.control.begin("acquire", 120)
+    watch.until(waits("b"))
+    before = kube.get("tsg", GROUP)
+    kube.call("delete", "tsg", GROUP, "--wait=false")
+    kube.call("patch", "tsg", GROUP, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+    made = group_until(kube, GROUP, lambda found: found.get("status", {}).get("lease", {}).get("job") == "a")
+    assert made["metadata"]["uid"] != before["metadata"]["uid"]
+    assert made["status"]["lease"]["token"] == before["status"]["lease"]["token"]
+    group_until(kube, GROUP, has_nodes(timeslice.nodes[GROUP]))
+    # What came back is a record: another orchestrator finds holder and waiter in it.
+    [found] = kube.get("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=timesliceorchestrator")["items"]
+    Hands(kube, NAMESPACE).kill(found["spec"]["nodeName"], "python3", "orchestrator")
+    a.check()
+    a.control.call("release")
+    b.control.result()
+    b.check()
+    b.control.call("release")
+    take_turns(jobs)
+
+
+def test_a_node_joins_a_group_and_leaves_it_again(
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, timeslice: Installation
+) -> None:
+    """Its jobs then have contexts on two nodes; the group that it left has none."""
+    node, other = timeslice.nodes[GROUP], timeslice.nodes[OTHER]
+    wide_claim = new_claim_name()
+    with relabelled(kube, other, f"{OTHER}-", f"{GROUP}=true"):
+        group_until(kube, GROUP, has_nodes(node, other))
+        group_until(kube, OTHER, has_nodes())
+        kube.apply(claim(NAMESPACE, wide_claim))
+        wide = {}
+        for seed, job in enumerate(jobs, 10):
+            made = pod(NAMESPACE, f"{job.name}-wide", job.name, GROUP, wide_claim)
+            made["spec"]["nodeSelector"] = {"kubernetes.io/hostname": other}
+            kube.apply(made)
+            kube.wait("pod", f"{job.name}-wide", "condition=Ready", NAMESPACE)
+            process = Process(kube, NAMESPACE, f"{job.name}-wide")
+            job.control.call("acquire", 60)
+            process.call("open", 0)
+            wide[job.name] = process, process.call("alloc", "weights", 16 * MIB, seed)
+            job.control.call("release")
+        with agent(kube, other) as known:
+            for job, saved in zip(jobs, ("b", "a"), strict=True):
+                job.control.call("acquire", 60)
+                job.check()
+                process, written = wide[job.name]
+                assert process.call("digest", "weights") == written
+                known.until(is_in(saved, pb.JOB_STATE_SAVED))
+                job.control.call("release")
+        for process, _ in wide.values():
+            process.abandon()
+        kube.call("delete", "pod", "a-wide", "b-wide", "-n", NAMESPACE, "--grace-period=0", "--force")
+    group_until(kube, GROUP, has_nodes(node))
+    group_until(kube, OTHER, has_nodes(other))
+    group_until(kube, OTHER, lambda found: not found["status"].get("conditions"))
+    take_turns(jobs)
+    watch.until(has_no_conditions)
+
+
+def test_a_group_that_loses_its_last_node_keeps_its_holder(
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, timeslice: Installation
+) -> None:
+    a, b = jobs
+    a.control.call("acquire", 60)
+    with relabelled(kube, timeslice.nodes[GROUP], f"{GROUP}-"):
+        watch.until(has_condition("Misconfigured"))
+        b.control.begin("acquire", 60)
+        watch.until(waits("b"))
+        a.check()
+        assert is_granted("a")(watch.status)
+    watch.until(has_no_conditions)
+    a.check()
+    a.control.call("release")
+    b.control.result()
+    b.check()
+    b.control.call("release")
+    take_turns(jobs)
+
+
+def test_a_job_that_completed_comes_again_under_its_id(
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, shared: str
+) -> None:
+    a, b = jobs
+    a.end()
+    kube.call("delete", "pod", "a", "-n", NAMESPACE)
+    kube.apply(pod(NAMESPACE, "a", "a", GROUP, shared))
+    kube.wait("pod", "a", "condition=Ready", NAMESPACE)
+    again = DeviceJob(kube, NAMESPACE, "a", GROUP)
+    try:
+        again.first_turn(3)
+        take_turns((again, b))
+        watch.until(has_no_conditions)
+    finally:
+        again.end()
+
+
+def test_a_deleted_pod_that_held_by_itself_lets_the_next_one_go_on(
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, shared: str
+) -> None:
+    """When its session's time to live of 30 s is over: the agent sees at once that the processes have gone, but knows them
+    by other numbers than the session does."""
+    _, b = jobs
+    kube.apply(pod(NAMESPACE, "c", "c", GROUP, shared))
+    kube.wait("pod", "c", "condition=Ready", NAMESPACE)
+    whole_job = Process(kube, NAMESPACE, "c")
+    whole_job.call("join", None, None, None)
+    whole_job.call("acquire", 60)
+    whole_job.call("open", 0)
+    whole_job.call("alloc", "weights", 16 * MIB, 4)
+    b.control.begin("acquire", 60)
+    watch.until(waits("b"))
+    deleted_at = time.monotonic()
+    kube.call("delete", "pod", "c", "-n", NAMESPACE, "--grace-period=0", "--force")
+    b.control.result()
+    assert time.monotonic() - deleted_at < 45
+    b.check()
+    watch.until(has_no_conditions)
+    b.control.call("release")
+    whole_job.abandon()
+    take_turns(jobs)
