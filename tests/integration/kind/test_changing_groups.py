@@ -204,8 +204,8 @@ def test_a_job_that_completed_comes_again_under_its_id(
 def test_a_deleted_pod_that_held_by_itself_lets_the_next_one_go_on(
     kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, shared: str
 ) -> None:
-    """When its session's time to live of 30 s is over: the agent sees at once that the processes have gone, but knows them
-    by other numbers than the session does."""
+    """When its session's time to live of 30 s is over: the agent sees at once that the processes have gone, but knows
+    them by other numbers than the session does."""
     _, b = jobs
     kube.apply(pod(NAMESPACE, "c", "c", GROUP, shared))
     kube.wait("pod", "c", "condition=Ready", NAMESPACE)
