@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
 API_AWAY_PAUSE_S = 1.0
-SWITCH_S = 0.0001
-"""While the loop has work, the store's thread gets the interpreter after this time, not after Python's 5 ms: it needs
-that between the statements of a transaction, and a handoff waits for the last one."""
 EXPIRY_NOTICE_S = 30 * 86400.0
 """A certificate that ends within this time is worth a warning at every start."""
 
@@ -117,7 +114,6 @@ def main(flags: Sequence[str] | None = None) -> int:
         arguments = parse(sys.argv[1:] if flags is None else flags, os.environ)
         logs.set_up(arguments.log_level)
         dialer = PLAIN if arguments.agent_tls is None else Dialer(arguments.agent_tls)
-        sys.setswitchinterval(SWITCH_S)
         with asyncio.Runner(loop_factory=ServerLoop) as runner:
             status = runner.run(_run(arguments, dialer))
     except (BadUsage, BadAgentFlag, BadConfig, BadCredentials, CannotListen, StoreRefused) as error:

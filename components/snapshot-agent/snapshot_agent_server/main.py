@@ -51,9 +51,6 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server
 )
-SWITCH_S = 0.0001
-"""While the loop has work, the store's thread gets the interpreter after this time, not after Python's 5 ms: it needs
-that between the statements of a transaction, and the operation waits for the last one."""
 EXPIRY_NOTICE_S = 30 * 86400.0
 """A certificate that ends within this time is worth a warning at every start."""
 
@@ -69,7 +66,6 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] | None =
         config = from_arguments(sys.argv[1:] if arguments is None else arguments, os.environ if env is None else env)
         logs.set_up(config.log_level)
         credentials = None if config.tls is None else load(config.tls)
-        sys.setswitchinterval(SWITCH_S)
         with asyncio.Runner(loop_factory=ServerLoop) as runner:
             runner.run(serve(config, credentials))
     except (ConfigError, BadCredentials, StoreError, DriverMissing, ListenError) as error:
