@@ -227,6 +227,18 @@ class KubernetesStore:
         after = replace(group, ended=dict(group.ended), waiters=dict(group.waiters))
         for write in writes:
             _apply(after, write)
+        was_dirty, group.is_dirty = group.is_dirty, False
+        try:
+            await self._send(group, after)
+        except BaseException:
+            group.is_dirty |= was_dirty
+            raise
+        # On what is there now: a place in the queue may have changed during the write, and goes with the next one.
+        for write in writes:
+            _apply(group, write)
+
+    async def _send(self, group: _Group, after: _Group) -> None:
+        """PUT what is to be kept of `after`."""
         for _ in range(MOST_TRIES):
             if group.found is None:
                 await self._see(group)
@@ -252,7 +264,6 @@ class KubernetesStore:
             except ApiError as error:
                 group.found = written
                 raise StoreFailed(str(error)) from error
-            group.record, group.ended, group.waiters, group.is_dirty = after.record, after.ended, after.waiters, False
             return
         raise StoreFailed(f"the TimeSliceGroup {groups.object_name(group.id)!r} changes all the time")
 

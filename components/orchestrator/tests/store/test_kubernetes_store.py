@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fake_api import FakeApi
-from orchestrator.core.effects import Publish, Record, RecordWaiter
+from orchestrator.core.effects import ForgetWaiter, Publish, Record, RecordWaiter
 from orchestrator.core.types import (
     EndedLease,
     Ending,
@@ -177,6 +177,39 @@ async def test_an_api_server_that_is_away_is_told_of_once_and_then_the_queue_is_
             await api.has_put.wait()
     assert [record.message for record in caplog.records if "queue cannot be written" in record.message] == [
         "group trainers: the queue cannot be written for now: refused"]
+    await store.close()
+
+
+async def test_places_that_change_while_the_queue_is_written_are_written_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FakeApi):
+        """The next PUT waits until it is let go."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.has_begun, self.may_go_on = asyncio.Event(), asyncio.Event()
+            self.may_go_on.set()
+
+        async def request(self, method: str, path: str, *arguments: Any, **named: Any) -> Any:
+            if method == "PUT" and path.endswith("/status"):
+                self.has_begun.set()
+                await self.may_go_on.wait()
+            return await super().request(method, path, *arguments, **named)
+
+    monkeypatch.setattr(kubernetes, "QUEUE_WRITE_S", 0.01)
+    api = Slow()
+    store = await KubernetesStore.open(api, "timeslice-system", "pod-0")
+    await store.write([held(1), waiter(1)])
+    api.has_begun.clear()
+    api.may_go_on.clear()
+    async with asyncio.timeout(5):
+        await store.write([waiter(2)])
+        await api.has_begun.wait()
+        await store.write([ForgetWaiter(G, RequestId("r1")), waiter(3)])
+        api.may_go_on.set()
+        while [one["request"] for one in api.objects[object_path(G)]["status"]["queue"]] != ["r2", "r3"]:
+            api.has_put.clear()
+            await api.has_put.wait()
+    assert {one.request for one in (await store.load()).waiters} == {"r2", "r3"}
     await store.close()
 
 
