@@ -75,7 +75,12 @@ class Standing:
         """Note how the configured accelerators differ from what the agents say, once all have said it."""
         site = self._site
         configured = {f"{node}/{accelerator}" for node, accelerator in site.config.accelerators}
-        told = site.accelerators()
+        choosing = {node for node, _ in site.config.accelerators}
+        # A node for which none is named gives all that it has.
+        told = [
+            f"{node.id}/{view.accelerator}"
+            for node in site.nodes if node.id in choosing
+            for view in node.accelerators_of(site.group)]
         self.mismatch = None
         if not site.nodes:
             self.mismatch = "no node is in the group"

@@ -146,6 +146,15 @@ def test_difference_between_configuration_and_agent_is_told(world: World) -> Non
     assert told(world, "misconfigured", "configured") == ["misconfigured", "configured"]
 
 
+def test_node_without_named_accelerators_gives_all_that_it_has() -> None:
+    world = World(nodes=2)
+    world.settle()
+    [config] = world.configs
+    named = ((NodeId("n1"), world.agent().accelerator_view(config.group).accelerator),)
+    world.handle(ev.GroupConfigured(GroupConfig(group=config.group, nodes=config.nodes, accelerators=named)))
+    assert world.conditions() == set()
+
+
 def test_node_that_was_never_heard_is_told_as_unreachable() -> None:
     world = World(nodes=2)
     world.channels.pop(("stream", "n2"))
