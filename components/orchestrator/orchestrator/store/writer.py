@@ -24,6 +24,8 @@ class StoreWriter:
         self._store = store
         self._post = post
         self._pending: list[Write | ReadRecord] = []
+        self._owed: list[Write] = []
+        """What was lost with a record that could not be written: the core says the record again, but not these."""
         self._is_busy = False
         """A batch is under way, or about to begin."""
         self._under_way: asyncio.Future[Any] | None = None
@@ -70,8 +72,9 @@ class StoreWriter:
                 del self._pending[0]
                 self._when_done(self._store.read(first.group), lambda done: self._was_read(first, done))
             else:
-                writes = _first_writes(self._pending)
-                del self._pending[: len(writes)]
+                gathered = _first_writes(self._pending)
+                del self._pending[: len(gathered)]
+                writes, self._owed = [*self._owed, *gathered], []
                 self._when_done(self._store.write(writes), lambda done: self._was_written(writes, done))
 
     def _when_done(self, work: Awaitable[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:
@@ -95,14 +98,20 @@ class StoreWriter:
         try:
             done.result()
         except StoreFailed as error:
+            self._owe(writes)
             for record in records:
                 self._post(RecordFailed(record.group, record.version, str(error)))
         except StoreUnclear as error:
+            self._owe(writes)
             for record in records:
                 self._post(RecordUnclear(record.group, record.version, str(error)))
         else:
             for record in records:
                 self._post(Recorded(record.group, record.version))
+
+    def _owe(self, writes: list[Write]) -> None:
+        """Take places in the queue along with the next batch. To write them twice does no harm."""
+        self._owed = [write for write in writes if not isinstance(write, Record)] + self._owed
 
     def _was_read(self, effect: ReadRecord, done: asyncio.Future[Any]) -> None:
         try:

@@ -72,6 +72,21 @@ async def test_what_comes_during_a_write_is_the_next_transaction() -> None:
     assert len(events) == 6
 
 
+@pytest.mark.parametrize("error", [StoreFailed("full"), StoreUnclear("cut")])
+async def test_a_place_that_failed_beside_a_record_goes_along_with_the_next(error: Exception) -> None:
+    """The core says the record again, but no place in the queue."""
+    store = MemoryStore(Disk())
+    store.next_writes.append((error, False))
+    async with writing(store) as (writer, _):
+        writer.perform(record(G, 1))
+        writer.perform(WAITER)
+        await writer.drained()
+        assert (await store.load()).waiters == ()
+        writer.perform(record(G, 1))
+        await writer.drained()
+    assert (await store.load()).waiters == (WAITER.waiter,)
+
+
 @pytest.mark.parametrize(("error", "kind"), [(StoreFailed("full"), RecordFailed), (StoreUnclear("cut"), RecordUnclear)])
 async def test_a_failed_transaction_is_told_for_each_of_its_records(error: Exception, kind: type[RecordFailed]) -> None:
     store = MemoryStore(Disk())
