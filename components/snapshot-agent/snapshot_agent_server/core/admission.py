@@ -31,13 +31,38 @@ class Admission:
     _attempts: dict[ContextKey, _Attempt] = field(default_factory=dict)
 
     def started(self, operation: Operation) -> list[Effect]:
-        """Unlock and an unlocking Restore begin a turn, Lock and Snapshot end it: from their start, so that it is on
-        record before the driver is called, and a restart knows which way to mend what was half done."""
+        """Unlock begins a turn, Lock and Snapshot end it: from their start, so that it is on record before the driver
+        is called, and a restart knows which way to mend what was half done. A Restore of the driver's begins one when
+        it unlocks (`unlocking`), one of a workload's own at once."""
         effects: list[Effect] = []
         for group, turn in self._turns_at(operation).items():
             operation.turns_before[group] = self.turns.get(group, Turn())
             effects += self._set(group, turn)
         return effects
+
+    def unlocking(self, operation: Operation) -> list[Effect]:
+        """A Restore unlocks, or has found nothing to unlock: once, for each of its groups, a turn begins."""
+        effects: list[Effect] = []
+        for group, key in self._concerned(operation):
+            if group not in operation.turns_before:
+                before = operation.turns_before[group] = self.turns.get(group, Turn())
+                effects += self._set(group, before.unlocked(key.job))
+        return effects
+
+    def held_back(self, operation: Operation) -> list[Effect]:
+        """A Restore leaves locked what it was to unlock: a turn that it has begun is over."""
+        effects: list[Effect] = []
+        for group, key in self._concerned(operation):
+            if group in operation.turns_before:
+                effects += self._set(group, self.turns.get(group, Turn()).ended(key.job))
+        return effects
+
+    def is_free(self, operation: Operation) -> bool:
+        """It is nobody's turn in its groups, or was before it began one, or the job's own."""
+        turns = (
+            (operation.turns_before.get(key.group, self.turns.get(key.group, Turn())), key) for key in operation.keys
+        )
+        return all(turn.job in (None, key.job) for turn, key in turns)
 
     def changes_at(self, operation: Operation) -> bool:
         """Whether its start puts a turn on record."""
@@ -46,19 +71,22 @@ class Admission:
     def _turns_at(self, operation: Operation) -> dict[GroupId, Turn]:
         """Whose turn it is in each of its groups once it has started."""
         found: dict[GroupId, Turn] = {}
-        for key in operation.keys if not operation.is_own else ():
-            if operation.token == 0 and key.group not in self.turns:
-                continue
-            turn = self.turns.get(key.group, Turn())
+        for group, key in self._concerned(operation):
+            turn = self.turns.get(group, Turn())
             match operation.kind:
                 case Kind.LOCK | Kind.SNAPSHOT:
-                    turn = turn.ended(key.job)
-                case Kind.RESTORE if operation.is_left_locked and operation.backend is Backend.CUDA:
+                    found[group] = turn.ended(key.job)
+                case Kind.RESTORE if operation.backend is Backend.CUDA:
                     pass
                 case Kind.RESTORE | Kind.UNLOCK:
-                    turn = turn.unlocked(key.job)
-            found[key.group] = turn
+                    found[group] = turn.unlocked(key.job)
         return found
+
+    def _concerned(self, operation: Operation) -> Iterator[tuple[GroupId, ContextKey]]:
+        """Its groups whose turns it changes, if any."""
+        for key in operation.keys if not operation.is_own else ():
+            if operation.token != 0 or key.group in self.turns:
+                yield key.group, key
 
     def failed(self, operation: Operation) -> list[Effect]:
         """The operation went back: so does what its start changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Set
 
@@ -167,6 +168,8 @@ class Queue:
         if operation is None:
             return []
         effects = self._start(operation, Backend.CUDA, now) if operation.phase is Phase.WAITING else []
+        if call.verb is Verb.UNLOCK and _unlocks(operation):
+            effects += self._admission.unlocking(operation)
         work = operation.work.get(call.process)
         if work is not None:
             work.in_flight = call.verb
@@ -224,7 +227,7 @@ class Queue:
 
     def advance(self, now: float) -> list[Effect]:
         """Let every operation go as far as it can. Ends may let others start: until nothing changes any more."""
-        effects: list[Effect] = []
+        effects: list[Effect] = self._hold_back()
         is_changed = True
         while is_changed:
             is_changed = False
@@ -242,9 +245,33 @@ class Queue:
         return self._stops(now) + [self._program(e, now) if isinstance(e, CallDriver) else e for e in effects]
 
     def _drive(self, operation: Operation, now: float) -> tuple[list[Effect], Result | None]:
-        if operation.backend is Backend.CUDA:
-            return self._runner.advance(operation, now, is_promised=self._programs.promise(operation.id))
-        return self.commander.advance(operation, now)
+        if operation.backend is not Backend.CUDA:
+            return self.commander.advance(operation, now)
+        is_free = self._admission.is_free(operation)
+        is_promised = self._programs.promise(operation.id)
+        effects, result = self._runner.advance(operation, now, is_promised=is_promised, is_turn_free=is_free)
+        if _unlocks(operation) and any(isinstance(e, CallDriver) and e.verb is Verb.UNLOCK for e in effects):
+            effects = [*self._admission.unlocking(operation), *effects]
+        return effects, result
+
+    def _hold_back(self) -> list[Effect]:
+        """A Restore that was to unlock does not, if somebody has asked for something else since: with a higher token or
+        epoch, or for a Lock or Snapshot behind it."""
+        effects: list[Effect] = []
+        unlocking = [op for op in self.active.values() if op.kind is Kind.RESTORE and not op.is_left_locked]
+        for operation in unlocking:
+            groups = [key.group for key in operation.keys]
+            is_stale = self._fences.check(groups, operation.token, operation.epoch) is not None
+            if operation.backend is Backend.CUDA and (is_stale or self._is_stopped_next(operation)):
+                operation.is_left_locked = True
+                effects += self._admission.held_back(operation)
+        return effects
+
+    def _is_stopped_next(self, operation: Operation) -> bool:
+        """Whether a Lock or Snapshot waits behind it."""
+        later = itertools.dropwhile(lambda other: other is not operation, self.active.values())
+        stops = (other for other in later if other.kind in (Kind.LOCK, Kind.SNAPSHOT))
+        return any(set(other.keys) & set(operation.keys) for other in stops)
 
     def _program(self, call: CallDriver, now: float) -> CallDriver:
         """Let a call bring along what follows it for sure."""
@@ -267,10 +294,12 @@ class Queue:
         if operation is None or operation.phase is not Phase.FORWARD or call.verb is Verb.STATE:
             return []
         records = (record for record in self._registry.records(operation.keys) if record.id in operation.work)
-        calls, is_end = self._runner.following(operation, records, call, now)
+        is_free = self._admission.is_free(operation)
+        calls, is_end = self._runner.following(operation, records, call, now, is_turn_free=is_free)
         next_ = self._successor(operation, now) if is_end else None
         if next_ is not None:
-            calls += self._runner.following(next_, self._registry.records(next_.keys), None, now)[0]
+            is_free, known = self._admission.is_free(next_), self._registry.records(next_.keys)
+            calls += self._runner.following(next_, known, None, now, is_turn_free=is_free)[0]
         return calls
 
     def _successor(self, operation: Operation, now: float) -> Operation | None:
@@ -409,6 +438,8 @@ class Queue:
                 effects += self._admission.failed(operation)
             elif operation.is_own:
                 self._admission.mended(operation.keys[0])
+            elif result.status is Status.COMPLETE and _unlocks(operation):
+                effects += self._admission.unlocking(operation)
             effects.append(TakeSample())
         if operation.is_public:
             effects.append(RecordOperation(operation, is_lazy=True))
@@ -441,6 +472,13 @@ def _not_started(operation: Operation, error: str, now: float) -> Result:
         is_rolled_back=not error.startswith(GONE),
         is_gone=error.startswith(GONE),
     )
+
+
+def _unlocks(operation: Operation) -> bool:
+    """Whether it is a Restore of the driver's that begins a turn when it unlocks."""
+    is_forward = operation.phase is not Phase.ROLLBACK
+    is_of_driver = operation.kind is Kind.RESTORE and operation.backend is Backend.CUDA
+    return is_forward and is_of_driver and not operation.is_left_locked
 
 
 def _is_saved(context: Context) -> bool:

@@ -58,11 +58,12 @@ class Runner:
                 record.state = DriverState.UNKNOWN
 
     def advance(
-        self, operation: Operation, now: float, *, is_promised: bool = False
+        self, operation: Operation, now: float, *, is_promised: bool = False, is_turn_free: bool = False
     ) -> tuple[list[Effect], Result | None]:
         """What to do next, and the result if there is one now: the last, or that it is indeterminate so far.
 
         `is_promised`: a worker may begin its next call by itself, so that none is to be made before that is known.
+        `is_turn_free`: it is nobody's turn in its groups, or was before it began one, or the job's own.
         """
         records = self._records(operation)
         if operation.work and not records:
@@ -87,16 +88,23 @@ class Runner:
                 calls: list[Effect] = []
                 for step in steps:
                     operation.work[step.process].in_flight = step.verb
-                    calls.append(self._call(operation, step, now))
+                    calls.append(self._call(operation, step, now, is_turn_free=is_turn_free))
                 return calls, self._early_result(operation, records, now)
             case _:
                 return [], self._early_result(operation, records, now)
 
     def following(
-        self, operation: Operation, records: Iterable[ProcessRecord], first: CallDriver | None, now: float
+        self,
+        operation: Operation,
+        records: Iterable[ProcessRecord],
+        first: CallDriver | None,
+        now: float,
+        *,
+        is_turn_free: bool,
     ) -> tuple[list[CallDriver], bool]:
         """The calls that come one by one behind `first` (None: from where the processes are) if each does what it
-        shall, and whether the operation is at its end then. Changes nothing.
+        shall, and whether the operation is at its end then. No unlock, unless its turn may be put on record while it is
+        made. Changes nothing.
         """
         calls: list[CallDriver] = []
         records = list(records)
@@ -105,7 +113,7 @@ class Runner:
             match plan(operation, records, now, assumed):
                 case Reached():
                     return calls, True
-                case Steps((step,)) if step.verb in FOLLOWING:
+                case Steps((step,)) if step.verb in FOLLOWING and (is_turn_free or step.verb is not Verb.UNLOCK):
                     calls.append(replace(self._call(operation, step, now), not_after=operation.deadline))
                     assumed[step.process] = RESULT_OF[step.verb]
                 case _:
@@ -211,7 +219,9 @@ class Runner:
             step_us=dict(operation.step_us),
         )
 
-    def _call(self, operation: Operation, step: Step, now: float) -> CallDriver:
+    def _call(
+        self, operation: Operation, step: Step, now: float, *, is_turn_free: bool = False
+    ) -> CallDriver:
         settings = self._settings
         is_forward = operation.phase is not Phase.ROLLBACK
         left = max(operation.deadline - now, 0.05) if is_forward else settings.operation_timeout_s
@@ -244,7 +254,9 @@ class Runner:
             need=step.need,
             # On the way back the memory was its own a moment ago.
             margin=settings.restore_margin_bytes if is_forward else 0,
-            is_ahead=step.verb is Verb.UNLOCK and is_forward and _begins_a_free_turn(operation),
+            # If an unlock of a free turn is done and its turn not on record, the next agent takes nobody else for the
+            # one who may run. See OPERATIONS.md, "On record".
+            is_ahead=step.verb is Verb.UNLOCK and is_forward and is_turn_free and begins_turn(operation),
         )
 
     def _apply(
@@ -357,12 +369,9 @@ class Runner:
             self.go_back(operation, f"{text}, {work.attempts} times")
 
 
-def _begins_a_free_turn(operation: Operation) -> bool:
-    """It is nobody's turn in its groups, or the job's own: if an unlock is done and its turn not on record, the next
-    agent takes nobody else for the one who may run. See OPERATIONS.md, "On record".
-    """
-    jobs = {key.job for key in operation.keys} | {None}
-    return operation.kind is Kind.UNLOCK and all(turn.job in jobs for turn in operation.turns_before.values())
+def begins_turn(operation: Operation) -> bool:
+    """Whether the operation's unlocking begins a turn."""
+    return operation.kind is Kind.UNLOCK or (operation.kind is Kind.RESTORE and not operation.is_left_locked)
 
 
 def _deadline_text(operation: Operation) -> str:

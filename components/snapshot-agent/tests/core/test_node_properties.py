@@ -15,7 +15,7 @@ from snapshot_agent_server.core.effects import CallDriver
 from snapshot_agent_server.core.events import KillRequested, MembersListed, Registered, Requested
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
 from snapshot_agent_server.core.modes import Backend
-from snapshot_agent_server.core.operations import Kind, Result, Status
+from snapshot_agent_server.core.operations import Kind, Operation, Result, Status
 from snapshot_agent_server.core.outcomes import DriverState, Verb
 from snapshot_agent_server.core.refusals import RefusalKind
 from snapshot_agent_server.core.trees import Tree
@@ -33,6 +33,8 @@ class NodeMachine(RuleBasedStateMachine):
         self.world = World(suspect_s=1e9)
         self.member: dict[int, ContextKey] = {}
         self.kinds: dict[OperationId, tuple[Kind, ContextKey, bool]] = {}
+        self.stopped_since: set[ContextKey] = set()
+        """Contexts that somebody has ever asked to be locked or saved."""
         self.listed: dict[OperationId, set[int]] = {}
         """The members that lived when an operation's trees were looked through."""
         self.token = dict.fromkeys(GROUPS, 0)
@@ -170,6 +172,8 @@ class NodeMachine(RuleBasedStateMachine):
             self.kinds.pop(operation, None)
             return
         self.token[group] = token
+        if kind in (Kind.LOCK, Kind.SNAPSHOT):
+            self.stopped_since.add(ContextKey(job, group))
         if kind.moves_memory:
             assert number in self.world.accepted
         if kind is Kind.SNAPSHOT and any(call.operation == operation for call in self.world.calls):
@@ -191,6 +195,7 @@ class NodeMachine(RuleBasedStateMachine):
         numbers = (self.world.number(), self.world.number())
         first, second = OperationId(f"snapshot-{numbers[0]}"), OperationId(f"restore-{numbers[1]}")
         leaving, coming = jobs[:2]
+        self.stopped_since.add(ContextKey(leaving, group))
         self.kinds[first] = (Kind.SNAPSHOT, ContextKey(leaving, group), False)
         self.kinds[second] = (Kind.RESTORE, ContextKey(coming, group), leave_locked)
         then = Requested(
@@ -404,7 +409,9 @@ class NodeMachine(RuleBasedStateMachine):
         if result.status is Status.COMPLETE:
             goal = DriverState.CHECKPOINTED
             if kind is Kind.RESTORE:
-                goal = DriverState.LOCKED if leave_locked else DriverState.RUNNING
+                goal = DriverState.LOCKED if record.is_left_locked else DriverState.RUNNING
+                assert record.is_left_locked or not leave_locked
+                assert record.is_left_locked == leave_locked or self.is_unwanted(record), "locked without a reason"
             missed = self.listed.get(operation, set()) & set(self.world.targets) - set(worked)
             assert not missed, f"{operation} never looked at {missed}"
             late = {pid for pid, work in worked.items() if work.before is DriverState.NONE}  # started CUDA since
@@ -417,6 +424,11 @@ class NodeMachine(RuleBasedStateMachine):
                     continue  # a lock that was given up: undone as soon as a sample shows it
                 before = worked[pid].before
                 assert before in (state, DriverState.NONE, DriverState.FAILED, DriverState.UNKNOWN)
+
+    def is_unwanted(self, operation: Operation) -> bool:
+        """Somebody has asked for something else since: with a higher token, or for a stop of the same context."""
+        [key] = operation.keys
+        return operation.token < self.world.node.fences.tokens.get(key.group, 0) or key in self.stopped_since
 
     def a_workloads_result_tells_the_truth(self, operation: OperationId, result: Result) -> None:
         kind, key, _ = self.kinds[operation]

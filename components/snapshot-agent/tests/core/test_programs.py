@@ -12,6 +12,7 @@ from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, Operation
 from snapshot_agent_server.core.operations import Kind, Status
 from snapshot_agent_server.core.outcomes import Code, DriverState, Gone, Refused, Verb
 from snapshot_agent_server.core.plan import Steps, plan
+from snapshot_agent_server.core.turn import Turn
 from world import MIB, Target, World
 
 G = GroupId("g")
@@ -100,10 +101,126 @@ def test_several_processes_are_locked_side_by_side_and_then_saved_in_one_program
     assert program(call) == [(Verb.CHECKPOINT, first.id.pid), (Verb.CHECKPOINT, second.id.pid)]
 
 
-def test_what_must_be_on_record_first_is_not_begun_by_a_worker(world: World) -> None:
-    a, _ = two_contexts(world)
+def test_a_handoff_may_end_with_an_unlock(world: World) -> None:
+    a, [b] = two_contexts(world)
     call = hand_over(world, leave_locked=False)
-    assert program(call) == [(Verb.LOCK, a.id.pid), (Verb.CHECKPOINT, a.id.pid)], "its start begins a turn"
+    assert program(call) == [
+        (Verb.LOCK, a.id.pid),
+        (Verb.CHECKPOINT, a.id.pid),
+        (Verb.RESTORE, b.id.pid),
+        (Verb.UNLOCK, b.id.pid),
+    ]
+    for _ in range(3):
+        world.answer(world.calls[0])
+        assert not status(world, RESTORE)
+    assert world.disk.turns[G].job == "b", "on record while the worker unlocks"
+    world.answer(world.calls[0])
+    assert status(world, RESTORE) == [Status.COMPLETE]
+    assert b.state is DriverState.RUNNING
+    assert not world.published[ContextKey(JobId("b"), G)].view.locked
+
+
+def test_what_must_be_on_record_first_is_not_begun_by_a_worker(world: World) -> None:
+    a, [b] = two_contexts(world)
+    world.node.admission.turns[G] = Turn(JobId("c"))
+    call = hand_over(world, leave_locked=False)
+    assert program(call) == [(Verb.LOCK, a.id.pid), (Verb.CHECKPOINT, a.id.pid), (Verb.RESTORE, b.id.pid)]
+    for _ in range(3):
+        world.answer(world.calls[0])
+    [unlock] = world.calls
+    assert (unlock.verb, unlock.is_ahead) == (Verb.UNLOCK, False), "until then it is the turn of c"
+    assert world.disk.turns[G].job == "b"
+
+
+def restored_and_not_unlocked(world: World) -> Target:
+    """The way of a handoff that ends with an unlock, up to the restore; the target of b."""
+    _, [b] = two_contexts(world)
+    hand_over(world, leave_locked=False)
+    world.answer(world.calls[0])
+    world.answer(world.calls[0])
+    [call] = world.calls
+    assert program(call) == [(Verb.RESTORE, b.id.pid), (Verb.UNLOCK, b.id.pid)]
+    return b
+
+
+def is_told_as_locked(world: World) -> bool:
+    return world.published[ContextKey(JobId("b"), G)].view.locked
+
+
+def finish(world: World) -> None:
+    while world.calls:
+        world.answer(world.calls[0])
+
+
+@pytest.mark.parametrize(("token", "epoch"), [(3, 1), (2, 2)])
+def test_a_restore_of_an_older_token_or_epoch_does_not_unlock(world: World, token: int, epoch: int) -> None:
+    b = restored_and_not_unlocked(world)
+    world.post(Requested(world.number(), Kind.LOCK, JobId("a"), G, OperationId(""), token, epoch))
+    finish(world)
+    assert status(world, RESTORE) == [Status.COMPLETE]
+    assert b.state is DriverState.LOCKED
+    assert is_told_as_locked(world)
+    world.settle()
+    assert b.state is DriverState.LOCKED, "nor does the agent take it for one whose turn it is"
+
+
+@pytest.mark.parametrize("kind", [Kind.LOCK, Kind.SNAPSHOT])
+def test_a_restore_does_not_unlock_what_is_to_be_stopped_next(world: World, kind: Kind) -> None:
+    b = restored_and_not_unlocked(world)
+    world.post(Requested(world.number(), kind, JobId("b"), G, OperationId("next"), 2, 1))
+    world.answer(world.calls[0])
+    assert b.state is DriverState.LOCKED
+    assert status(world, RESTORE) == [Status.COMPLETE]
+    finish(world)
+    assert b.state is (DriverState.LOCKED if kind is Kind.LOCK else DriverState.CHECKPOINTED)
+
+
+def test_an_unlock_that_a_worker_has_begun_already_is_undone(world: World) -> None:
+    b = restored_and_not_unlocked(world)
+    world.go_on(world.calls[0])
+    world.post(Requested(world.number(), Kind.LOCK, JobId("a"), G, OperationId(""), 3, 1))
+    finish(world)
+    assert status(world, RESTORE) == [Status.COMPLETE]
+    assert b.state is DriverState.LOCKED
+    assert is_told_as_locked(world)
+
+
+def test_an_unlock_that_fails_takes_the_restore_back(world: World) -> None:
+    b = restored_and_not_unlocked(world)
+    turn = world.node.admission.turns[G]
+    world.answer(world.calls[0])
+    while world.calls and world.calls[0].verb in (Verb.UNLOCK, Verb.STATE):
+        call = world.calls[0]
+        world.answer(call, Refused(Code.NOT_SUPPORTED, "NOT_SUPPORTED") if call.verb is Verb.UNLOCK else None)
+    finish(world)
+    [result] = world.results[RESTORE]
+    assert (result.status, result.is_rolled_back) == (Status.FAILED, True)
+    assert b.state is DriverState.CHECKPOINTED
+    assert world.node.admission.turns[G] == turn
+
+
+@pytest.mark.parametrize("fate", ["lost", "done", "late"])
+@pytest.mark.parametrize("is_lazy_lost", [True, False])
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_an_agent_that_is_killed_between_restore_and_unlock_goes_on(
+    world: World, fate: str, is_lazy_lost: bool, is_heard: bool
+) -> None:
+    b = restored_and_not_unlocked(world)
+    (world.answer if is_heard else world.go_on)(world.calls[0])
+    world.crash(is_lazy_lost, [fate])
+    world.settle()
+    assert status(world, RESTORE)[-1] is Status.COMPLETE
+    assert b.state is DriverState.RUNNING
+    assert world.node.admission.turns[G].job == "b"
+
+
+def test_an_agent_that_is_killed_before_the_unlock_does_not_unlock_for_an_older_token(world: World) -> None:
+    b = restored_and_not_unlocked(world)
+    world.post(Requested(world.number(), Kind.LOCK, JobId("a"), G, OperationId(""), 3, 1))
+    world.crash(is_lazy_lost=True, fates=["done"])
+    world.settle()
+    assert b.state is DriverState.LOCKED
+    assert is_told_as_locked(world)
 
 
 def test_a_restore_that_gives_up_earlier_is_not_begun_by_a_worker(world: World) -> None:

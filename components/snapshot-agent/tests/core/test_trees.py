@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshot_agent_server.core.contexts import ContextState
@@ -328,6 +328,7 @@ class Living:
     marker: str
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_with_a_keeper_every_descendant_is_found_and_nobody_else(data: st.DataObject) -> None:
     """Forks, exits (orphans fall to the keeper, outside the tree to init), dropped environments, looks in between."""

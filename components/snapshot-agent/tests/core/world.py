@@ -67,7 +67,7 @@ from snapshot_agent_server.core.ids import (
 )
 from snapshot_agent_server.core.memory import Memory
 from snapshot_agent_server.core.node import Node
-from snapshot_agent_server.core.operations import Kind, Operation, Result
+from snapshot_agent_server.core.operations import Kind, Operation, Phase, Result
 from snapshot_agent_server.core.outcomes import (
     RESULT_OF,
     STARTS_FROM,
@@ -594,6 +594,7 @@ class World:
         for effect in effects:
             match effect:
                 case CallDriver():
+                    self._check_unlock(effect)
                     others = [call for call in self.calls if call.process == effect.process]
                     assert not others, f"two calls at once to one process: {effect} beside {others}"
                     self.calls.append(effect)
@@ -638,6 +639,15 @@ class World:
                     self.ended_below.append(epoch)
                 case _:
                     pass
+
+    def _check_unlock(self, call: CallDriver) -> None:
+        """On its way forward a restore unlocks nobody for a token or an epoch that has been overtaken."""
+        operation = self.node.operation(call.operation)
+        if call.verb is not Verb.UNLOCK or operation is None or operation.kind is not Kind.RESTORE:
+            return
+        groups = [key.group for key in operation.keys]
+        is_stale = self.node.fences.check(groups, operation.token, operation.epoch) is not None
+        assert not is_stale or operation.phase is Phase.ROLLBACK, f"{operation} unlocks"
 
     def _flush(self) -> None:
         for record in self._lazy:
