@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import timeslice_benchmarks.as_servers_do  # noqa: F401  # before grpc
 from orchestrator.agents.fake import Behaviour, FakeAgent
+from orchestrator.grpc_wakeups import ServerLoop
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 
 
@@ -46,4 +47,5 @@ def _agent(groups: int, jobs: int, delay_s: float) -> FakeAgent:
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]))
+    with asyncio.Runner(loop_factory=ServerLoop) as runner:  # as agents do
+        runner.run(_run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]))
