@@ -24,6 +24,7 @@ RUNNING = {
     "nft": "nftables",
     "ip": "iproute2",
     "nsenter": "util-linux",
+    "mount": "mount",
 }
 """Programs that run the nodes."""
 
