@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hand_made_runs import ORDINALS, PLAN, SETTINGS, kernel, solo, timesliced
+from timeslice_demo.charts import timeline
 from timeslice_demo.outcome import Outcome, make_outcome, summary
 from timeslice_demo.report import html_page, write_report
 from timeslice_demo.run_log import RunLog
@@ -87,6 +88,11 @@ def test_pictures_are_valid_xml_with_both_runs_and_one_closer_look() -> None:
     assert pictures[1].count("swap: save") == 4
     assert pictures[1].count("swap: restore") == 2
     assert "swap" not in pictures[0]
+
+
+def test_a_bar_too_narrow_for_its_words_shows_the_number_of_its_step() -> None:
+    # 1.7 s on 902 units: a phase of 0.1 s has 53, one less than "train 1" takes.
+    assert timeline(solo(), ORDINALS, 1.7).count('class="label">1<') == 4
 
 
 def test_page_says_what_it_shows_in_words() -> None:
