@@ -198,7 +198,9 @@ class StartSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRestore:
-    """Start to bring a saved context back, leaving it locked; its end is told as a snapshot's is.
+    """Start to bring a saved context back; its end is told as a snapshot's is, and before it the context's new state.
+    Unless it is to be left locked, its agent unlocks it, but not if it has heard by then that somebody wants otherwise:
+    then it ends complete, and shows as locked.
 
     With `after`: it starts when that operation of the same agent is complete, and fails with it. The shell must not
     send it before that operation's own call.

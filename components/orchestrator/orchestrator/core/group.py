@@ -337,7 +337,7 @@ class Group:
     def _drive(self, switch: Switch, now: float) -> bool:
         """Take the switch on; end it when its reason is gone, or when it is done."""
         target = switch.target
-        if self.site.heir is not None and self.site.is_known:
+        if self.site.is_heir_known:
             self.site.settle_heir()
         if target is not None and not self.queue.is_wanted_by(target, now):
             if self.site.heir is not None:
@@ -347,7 +347,7 @@ class Group:
         if target is None and self.queue.first(now) is not None:
             self._end_switch(now)
             return True
-        switch.advance(now)
+        switch.advance(now, is_expected=target is not None and self.queue.has_attached(target))
         if self.site.new_faults:
             return True
         if switch.phase is Phase.BLOCKED:

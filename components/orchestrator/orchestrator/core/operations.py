@@ -77,6 +77,8 @@ class Operation:
     started_s: float
     before: ContextView | None
     after: OperationId | None = None
+    leave_locked: bool = True
+    """Of a restore: False, it lets the job on."""
     deadline_s: float = 0.0
     is_voided: bool = False
     """The operation that it was to follow did not complete, so it cannot start."""
@@ -169,12 +171,27 @@ class Operations:
             )
         )
 
-    def bring(self, node: NodeId, job: JobId, token: Token, now: float, after: Operation | None = None) -> Operation:
-        """Ask for the restore of a context, which stays locked; `after`: once that operation is complete."""
+    def lets_on(self, job: JobId) -> bool:
+        """Tell whether a restore is under way that lets the job on: it may run at any moment."""
+        return any(operation.job == job and not operation.leave_locked for operation in self._by_id.values())
+
+    def bring(
+        self,
+        node: NodeId,
+        job: JobId,
+        token: Token,
+        now: float,
+        *,
+        after: Operation | None = None,
+        leave_locked: bool = True,
+    ) -> Operation:
+        """Ask for the restore of a context; `after`: once that operation is complete; `leave_locked`: else its agent
+        unlocks it too, unless it knows by then that this is not wanted any more."""
         timeout_s = self._settings.operation_timeout_s
         allowed_s = timeout_s if after is None else 2.0 * timeout_s
         operation = self._start(OperationKind.RESTORE, node, job, token, allowed_s, now)
         operation.after = after.id if after is not None else None
+        operation.leave_locked = leave_locked
         self._out.append(
             StartRestore(
                 node=node,
@@ -185,6 +202,7 @@ class Operations:
                 epoch=self._epoch,
                 timeout_s=timeout_s,
                 after=operation.after,
+                leave_locked=leave_locked,
             )
         )
         return operation
@@ -373,7 +391,8 @@ class Operations:
             state = ContextState.SAVED if is_snapshot else ContextState.RUNNING
             is_empty = is_snapshot and view.state is ContextState.IDLE  # the agent looked, and found nothing to save
             if (view is operation.before or view.state is ContextState.TRANSITIONING) and not is_empty:
-                node.conclude(replace(view, state=state, locked=is_snapshot or view.can_be_locked))
+                is_locked = is_snapshot or (operation.leave_locked and view.can_be_locked)
+                node.conclude(replace(view, state=state, locked=is_locked))
             return Outcome(operation, End.DONE, result=result)
         if result.indeterminate:
             if view is operation.before:  # else the agent has pushed a state since the start, which is newer

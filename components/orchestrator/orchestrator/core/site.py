@@ -63,8 +63,9 @@ class Site:
     resident: JobId | None = None
     """The last holder: the only job without the lease that may be on the device unlocked."""
     heir: JobId | None = None
-    """Whom a leader before us meant to grant when it ended: it may have unlocked this job, after it had taken everybody
-    else off the device, and not have lived to record the grant. None: nobody, or that is found out."""
+    """Who may have been unlocked before the record of its grant, when everybody else had been taken off the device:
+    whom a leader before us meant to grant when it ended, or whom a restore under way lets on. None: nobody, or that is
+    found out."""
     troubles: dict[JobId, Trouble] = field(default_factory=dict)
     faults: dict[JobId, str] = field(default_factory=dict)
     new_faults: list[JobId] = field(default_factory=list)
@@ -169,6 +170,14 @@ class Site:
         self.blocked_since.pop(job, None)
         self.evicted.discard(job)
         self.unlooked = {suspect for suspect in self.unlooked if suspect[1] != job}
+
+    @property
+    def is_heir_known(self) -> bool:
+        """It can be found out whether the heir was unlocked."""
+        heir = self.heir
+        return heir is not None and self.is_known and not (
+            self.operations.lets_on(heir) or self.has(heir, ContextState.TRANSITIONING)
+        )
 
     def settle_heir(self) -> None:
         """Find out whether the heir was unlocked, now that every node is known: then it is who was let on last."""

@@ -61,6 +61,7 @@ class Switch:
         """Contexts that an agent has looked at since this switch began."""
         self._locked_idle: set[tuple[NodeId, JobId]] = set()
         """Contexts that were locked in this switch: if one of them still shows as idle, its lock holds all the same."""
+        self._is_expected = False
 
     def intend(self, token: Token) -> None:
         """Go on under this token, once that is recorded."""
@@ -73,8 +74,9 @@ class Switch:
         if self.phase is Phase.RECORDING:
             self.phase = Phase.FORWARD
 
-    def advance(self, now: float) -> None:
-        """Take every step that can be taken now."""
+    def advance(self, now: float, *, is_expected: bool = False) -> None:
+        """Take every step that can be taken now; `is_expected`: somebody is there to be granted when it is done."""
+        self._is_expected = is_expected
         for _ in range(8):
             before = self.phase
             match before:
@@ -144,21 +146,43 @@ class Switch:
             return
         if not self._pass_barrier(unsaveable, now):
             return
-        is_ready = True
         moving = site.unsaved_jobs() if self.target is not None else site.unrest()
+        todo: list[tuple[Node, list[Step]]] = []
         for node in site.nodes:
             staying = unsaveable | site.staying_on(node, self.target, is_crowded=self._is_crowded)
             unsaved = {job: view for job, view in node.unsaved(site.group).items() if job in moving}
             own = node.context(site.group, self.target) if self.target is not None else None
-            steps = forward_steps(unsaved, self.target, own, staying, site.unseen_on(node, self.seen))
-            self._perform(node, steps, now)
-            if steps or not node.is_connected or site.operations.on(node.id):
-                is_ready = False
-        if is_ready:
+            todo.append((node, forward_steps(unsaved, self.target, own, staying, site.unseen_on(node, self.seen))))
+        unready = [node for node, steps in todo if steps or not node.is_connected or site.operations.on(node.id)]
+        last = self._last_to_come(todo, unready)
+        for node, steps in todo:
+            self._perform(node, steps, now, lets_on=node is last)
+        if not unready:
             self.phase = Phase.PLACED
             if self.blocked is not None:
                 site.publish("unblocked", self.blocked.job)
             self.blocked = None
+
+    def _last_to_come(self, todo: list[tuple[Node, list[Step]]], unready: list[Node]) -> Node | None:
+        """Return the node where the target may be unlocked as soon as it is back there, if there is one: all that is
+        left to be done anywhere is its restore, and perhaps one snapshot before that; and it has no context elsewhere.
+        """
+        site, target = self._site, self.target
+        if target is None or not self._is_expected or len(unready) != 1 or not site.is_enforced(target):
+            return None
+        [node] = unready
+        if [other for other, _ in site.contexts_of(target)] != [node]:
+            return None
+        leaving: JobId | None = None
+        match next(steps for other, steps in todo if other is node):
+            case [Bring(after=None)]:
+                pass
+            case [Save(job), Bring(after=after)] if after == job:
+                leaving = job
+            case _:
+                return None
+        under_way = [operation for operation in site.operations.on(node.id) if operation.job != leaving]
+        return None if under_way else node
 
     def _forget_troubles(self) -> None:
         """A job that is off the device gives no trouble any more."""
@@ -388,8 +412,8 @@ class Switch:
         self._not_before_s = now + self._site.backoff_s(tries)
         self._site.look_at(self._not_before_s, "switch")
 
-    def _perform(self, node: Node, steps: Iterable[Step], now: float) -> None:
-        """Ask the node's agent for what is not already under way."""
+    def _perform(self, node: Node, steps: Iterable[Step], now: float, *, lets_on: bool = False) -> None:
+        """Ask the node's agent for what is not already under way; `lets_on`: who is brought is to be unlocked too."""
         site, operations = self._site, self._site.operations
         for step in steps:
             match step:
@@ -405,11 +429,13 @@ class Switch:
                 case Bring(job, after):
                     before = operations.of(node.id, after) if after is not None else None
                     if not site.can_call(node, job, OperationKind.RESTORE, now):
-                        pass
-                    elif after is None:
-                        operations.bring(node.id, job, site.token, now)
+                        continue
+                    if after is not None and (before is None or before.kind is not OperationKind.SNAPSHOT):
+                        continue
+                    if lets_on:
+                        site.heir = job
+                    operations.bring(node.id, job, site.token, now, after=before, leave_locked=not lets_on)
+                    if after is None:
                         site.publish("restore_started", job, node.id)
-                    elif before is not None and before.kind is OperationKind.SNAPSHOT:
-                        operations.bring(node.id, job, site.token, now, after=before)
                 case _:
                     assert_never(step)

@@ -463,7 +463,10 @@ class HostileWorld(RuleBasedStateMachine):
     @rule(
         which=pick,
         fate=st.sampled_from(
-            ["ok", "ok", "ok", "rolled back", "failed", "gone", "hang", "indeterminate saved", "indeterminate running"]
+            [
+                *["ok", "ok", "ok", "rolled back", "failed", "gone", "hang"],
+                *["indeterminate saved", "indeterminate running", "left locked"],
+            ]
         ),
     )
     def finish_work(self, which: int, fate: str) -> None:
@@ -479,7 +482,9 @@ class HostileWorld(RuleBasedStateMachine):
         job=jobs,
         kind=st.sampled_from(["snapshot", "snapshot", "restore"]),
         fates=st.lists(
-            st.sampled_from(["ok", "rolled back", "rolled back", "failed", "gone", "indeterminate saved"]),
+            st.sampled_from(
+                ["ok", "rolled back", "rolled back", "failed", "gone", "indeterminate saved", "left locked", "resumed"]
+            ),
             min_size=1,
             max_size=4,
         ),

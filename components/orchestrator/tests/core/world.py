@@ -89,6 +89,8 @@ class Work:
     key: tuple[JobId, GroupId]
     after: OperationId | None
     before: tuple[ContextState, bool]
+    fence: tuple[Token, Epoch]
+    leave_locked: bool = True
     result: OperationResult | None = None
     is_started: bool = False
 
@@ -263,7 +265,9 @@ class Agent:
         if any(work.key == key and work.result is None for work in self.works.values()):
             return ev.AgentCallFailed(self.node, effect.operation, AgentErrorKind.REFUSED, "busy")
         kind = "snapshot" if isinstance(effect, fx.StartSnapshot) else "restore"
-        work = Work(effect.operation, kind, key, after, (context.state, context.locked))
+        leave_locked = effect.leave_locked if isinstance(effect, fx.StartRestore) else True
+        fence = (effect.token, effect.epoch)
+        work = Work(effect.operation, kind, key, after, (context.state, context.locked), fence, leave_locked)
         self.works[effect.operation] = work
         if after is None:
             self.begin(work)
@@ -294,6 +298,9 @@ class Agent:
             if work.kind == "snapshot"
             else (ContextState.SAVED, ContextState.RUNNING)
         )
+        if context.state is done and context.locked and not self.leaves_locked(work):
+            context.locked = False
+            self.push_context(context)
         if context.state is done or (context.state is ContextState.IDLE and work.kind == "snapshot"):
             self.end(work, OperationResult(True))
             return
@@ -307,6 +314,11 @@ class Agent:
         work.before = (context.state, context.locked)
         context.state, context.locked, context.by_operation = ContextState.TRANSITIONING, True, work.id
         self.push_context(context)
+
+    def leaves_locked(self, work: Work) -> bool:
+        """As asked; and whatever was asked, once a higher token or epoch has come."""
+        _, group = work.key
+        return work.leave_locked or self.is_stale(group, *work.fence)
 
     def finish(self, work: Work) -> None:
         """The driver is done with it, in the way that `fates` says."""
@@ -326,9 +338,13 @@ class Agent:
             context.by_operation = work.id
             self.end(work, OperationResult(False, indeterminate=True, error="the driver does not say"), fate)
             return
+        is_left_locked = self.leaves_locked(work)
+        if fate in ("left locked", "resumed"):  # somebody wanted otherwise; the agent was not killed after all
+            is_left_locked |= fate == "left locked"
+            fate = "ok"
         if fate == "ok":
             context.state = ContextState.SAVED if work.kind == "snapshot" else ContextState.RUNNING
-            context.locked = context.is_tame = True
+            context.locked, context.is_tame = is_left_locked, True
         elif fate == "rolled back":
             context.state, context.locked = work.before
             context.is_tame &= not context.is_free()
@@ -345,7 +361,9 @@ class Agent:
 
     def resolve(self, context: Context, state: ContextState) -> None:
         """The driver says at last how an operation ended."""
-        context.state, context.locked, context.by_operation = state, True, None
+        work = self.works.get(context.by_operation) if context.by_operation is not None else None
+        is_let_on = work is not None and state is ContextState.RUNNING and not self.leaves_locked(work)
+        context.state, context.locked, context.by_operation = state, not is_let_on, None
         context.is_tame = True
         self.push_context(context)
 
@@ -368,18 +386,27 @@ class Agent:
         for work in list(self.works.values()):
             if work.result is None:
                 context = self.contexts.get(work.key)
+                fates = self.fates[(work.kind, work.key[0])]
+                if work.is_started and context is not None and "resumed" in list(fates)[:1]:
+                    continue  # the driver has done all but the last; the next agent goes on from there
                 if work.is_started and context is not None:
                     context.state, context.locked = work.before
                     context.is_tame &= not context.is_free()
                 work.result = OperationResult(False, rolled_back=True, error="the agent was killed")
-        for context in self.contexts.values():
-            if context.state is ContextState.TRANSITIONING:
+        resumed = {work.key for work in self.running_works()}
+        for key, context in self.contexts.items():
+            if context.state is ContextState.TRANSITIONING and key not in resumed:
                 context.state, context.locked = ContextState.RUNNING, True
 
     def restart(self, *, keeps_operations: bool = True) -> None:
         self.is_up = True
         self.incarnation += 1
         if not keeps_operations:
+            for work in self.running_works():
+                context = self.contexts.get(work.key)
+                if context is not None:
+                    context.state, context.locked, context.is_tame = ContextState.RUNNING, True, True
+                    context.by_operation = None
             self.works.clear()
 
 
@@ -454,6 +481,8 @@ class World:
         self.stepped_down: str | None = None
         self.wake_at: float | None = None
         self.kills: list[fx.KillContext] = []
+        self.sent: list[Call] = []
+        """Calls to agents, in their order."""
         self.kill_failure: tuple[AgentErrorKind, str] | None = None
         """How every kill fails; None: it does not."""
         self.gathered: list[ev.Event] | None = None
@@ -574,6 +603,7 @@ class World:
             case fx.NotifyLeaseShared():
                 self.shared.append(effect)
             case fx.LockContext() | fx.UnlockContext() | fx.StartSnapshot() | fx.StartRestore() | fx.QueryOperation():
+                self.sent.append(effect)
                 self.post(("call", effect.node, effect.operation), lambda: self._call(effect))
             case fx.KillContext():
                 self.kills.append(effect)
