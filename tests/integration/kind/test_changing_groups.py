@@ -184,6 +184,31 @@ def test_a_group_that_loses_its_last_node_keeps_its_holder(
     take_turns(jobs)
 
 
+def test_row_17_a_group_waits_for_a_silent_node_and_goes_on_without_a_removed_one(
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, timeslice: Installation
+) -> None:
+    a, b = jobs
+    node, silent = timeslice.nodes[GROUP], "silent"
+    labels = {f"group.timeslice.io/{GROUP}": "true"}
+    a.control.call("acquire", 60)
+    try:
+        kube.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": silent, "labels": labels}})
+        group_until(kube, GROUP, has_nodes(node, silent))
+        b.control.begin("acquire", 60)
+        watch.until(waits("b"))
+        a.check()
+        a.control.call("release")
+        watch.until(lambda status: status["state"] == "UNKNOWN" and waits("b")(status))
+    finally:
+        kube.call("delete", "node", silent, "--ignore-not-found")
+    b.control.result()
+    b.check()
+    b.control.call("release")
+    group_until(kube, GROUP, has_nodes(node))
+    take_turns(jobs)
+    watch.until(has_no_conditions)
+
+
 def test_a_job_that_completed_comes_again_under_its_id(
     kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, shared: str
 ) -> None:
