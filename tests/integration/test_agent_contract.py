@@ -184,19 +184,27 @@ class Link:
             context = (await self.next_of(ContextChanged)).context
         return context
 
+    def told(self, job: str) -> tuple[ContextState, bool]:
+        """What the agent pushed last of a job's context: its state, and whether it is locked."""
+        context = self._latest[JobId(job)]
+        return context.state, context.locked
+
     async def lock(self, job: str) -> None:
+        self.ask_lock(job)
+        await self.next_of(Locked, operation=f"lock-{job}")
+
+    def ask_lock(self, job: str, token: int = 7) -> None:
         self.pool.perform(
             LockContext(
                 node=N1,
                 operation=OperationId(f"lock-{job}"),
                 group=G,
                 job=JobId(job),
-                token=Token(7),
+                token=Token(token),
                 epoch=Epoch(EPOCH),
                 timeout_s=5.0,
             )
         )
-        await self.next_of(Locked, operation=f"lock-{job}")
 
     async def unlock(self, job: str) -> None:
         self.pool.perform(
@@ -225,7 +233,7 @@ class Link:
             )
         )
 
-    def load(self, job: str, operation: str, after: str | None = None) -> None:
+    def load(self, job: str, operation: str, after: str | None = None, *, leave_locked: bool = True) -> None:
         self.pool.perform(
             StartRestore(
                 node=N1,
@@ -236,6 +244,7 @@ class Link:
                 epoch=Epoch(EPOCH),
                 timeout_s=10.0,
                 after=OperationId(after) if after else None,
+                leave_locked=leave_locked,
             )
         )
 
@@ -365,6 +374,46 @@ async def test_a_save_and_the_restore_behind_it_are_sent_at_once(agent: AgentUnd
 
 
 @whoever_saves
+async def test_a_restore_that_is_not_to_leave_its_job_locked_unlocks_it(agent: AgentUnderTest) -> None:
+    async with linked(agent) as (link, _):
+        await agent.appear("b")
+        await link.shows("b", ContextState.RUNNING, locked=False)
+        link.save("b", "save-1")
+        await link.shows("b", ContextState.SAVED, locked=False)
+        await agent.appear("a")
+        await link.shows("a", ContextState.RUNNING, locked=False)
+        link.save("a", "save-2")
+        link.load("b", "load-1", after="save-2", leave_locked=False)
+        await link.completes("save-2")
+        await link.completes("load-1")
+        assert link.told("b") == (ContextState.RUNNING, False), "told before the end"
+
+
+async def test_a_restore_unlocks_nobody_for_a_token_that_is_over(agent: AgentUnderTest) -> None:
+    """Whether the newer token comes before the restore, before its unlock or after that."""
+    async with linked(agent) as (link, _):
+        await agent.appear("b")
+        await link.shows("b", ContextState.RUNNING, locked=False)
+        link.save("b", "save-1")
+        await link.shows("b", ContextState.SAVED, locked=False)
+        link.load("b", "load-1", leave_locked=False)
+        link.ask_lock("b", token=8)
+        end: Event | None = None
+        is_locked = False
+        async with asyncio.timeout(LIMIT_S):
+            while end is None or not is_locked:
+                event = await link.events.get()
+                is_locked |= isinstance(event, Locked)
+                if isinstance(event, OperationEnded | AgentCallFailed) and event.operation == "load-1":
+                    end = event
+        if isinstance(end, OperationEnded):
+            assert end.result.complete
+            await link.shows("b", ContextState.RUNNING, locked=True)
+        else:
+            assert end.kind is AgentErrorKind.STALE
+            assert link.told("b")[0] is ContextState.SAVED
+
+
 async def test_a_restore_behind_an_unknown_operation_fails_and_changes_nothing(agent: AgentUnderTest) -> None:
     async with linked(agent) as (link, _):
         await agent.appear("a")

@@ -352,9 +352,9 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         return self.takes_restores_along and not self.old_contract and not fails
 
     def _begin_restore(self, request: pb.RestoreRequest, behaviour: Behaviour) -> _Operation:
-        leave_locked = request.leave_locked and not self.old_contract
-
         def load(key: Key, outcome: Outcome) -> str:
+            is_overtaken = request.leader_epoch < self.epoch or request.fencing_token < self.tokens[key[1]]
+            leave_locked = (request.leave_locked or is_overtaken) and not self.old_contract
             return self._load(key, outcome, leave_locked)
 
         after = "" if self.old_contract else request.after_operation_id
@@ -403,11 +403,11 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         operation.result = result
         operation.ended.set()
         ref = pb.ContextRef(job_id=operation.key[0], group=operation.key[1])
-        self._push(pb.AgentEvent(
-            operation=pb.OperationEnded(operation_id=operation.id, context=ref, result=result)))
         left = self.contexts.get(operation.key)
         if left is not None:
             self._push_job(left)
+        self._push(pb.AgentEvent(
+            operation=pb.OperationEnded(operation_id=operation.id, context=ref, result=result)))
         self._check(operation.key[1])
         await self._notify()
 
