@@ -19,8 +19,8 @@ Neue",Arial,sans-serif;color:#1a202c;background:#fff;margin:0} main{max-width:10
 64px} h1{font-size:28px;line-height:1.25;margin:0 0 8px} h2{font-size:20px;margin:40px 0 6px}
 h3{font-size:16px;margin:20px 0 4px} p{margin:6px 0 10px;max-width:78ch} .lead{font-size:18px;color:#2d3748}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(220px,1fr));gap:14px;margin:22px 0} .card{border:1px
-solid #e2e8f0;border-radius:8px;padding:14px 16px} .card b{display:block;font-size:26px;line-height:1.2} .card
-span{color:#4a5568;font-size:14px} .good{color:#276749}.bad{color:#c53030} .banner{border-left:5px solid
+solid #e2e8f0;border-radius:8px;padding:14px 16px} .card b{display:block;font-size:26px;line-height:1.2}
+.card>span{color:#4a5568;font-size:14px} .good{color:#276749}.bad{color:#c53030} .banner{border-left:5px solid
 #c53030;background:#fff5f5;padding:10px 14px;margin:14px 0} svg.timeline{width:100%;height:auto;display:block}
 svg.chart{width:100%;max-width:620px;height:auto;display:block} svg text{font-family:inherit}
 .name{font-size:13px;font-weight:600} .mark{font-size:11px;fill:#718096}
