@@ -111,7 +111,7 @@ class StoreWriter:
 
     def _owe(self, writes: list[Write]) -> None:
         """Take places in the queue along with the next batch. To write them twice does no harm."""
-        self._owed = [write for write in writes if not isinstance(write, Record)] + self._owed
+        self._owed = [*(write for write in writes if not isinstance(write, Record)), *self._owed]
 
     def _was_read(self, effect: ReadRecord, done: asyncio.Future[Any]) -> None:
         try:
