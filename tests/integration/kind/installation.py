@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,8 +57,20 @@ class Installation:
 
     def deploy(self, command: str, *arguments: str) -> None:
         """./bazelw run //deploy:COMMAND -- ARGUMENTS"""
+        told(self._deploy_command(command, arguments))
+
+    def deploy_fails(self, command: str, *arguments: str) -> str:
+        """What it says, where it must end with another status than 0."""
+        done = subprocess.run(
+            self._deploy_command(command, arguments), capture_output=True, text=True, timeout=600, check=False
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode != 0, f"//deploy:{command} {' '.join(arguments)} succeeded:\n{said}"
+        return said
+
+    def _deploy_command(self, command: str, arguments: Sequence[str]) -> list[str]:
         context = ["--context", self.kube.context, "--kubectl", self.kube.kubectl]
-        told([str(ROOT / "deploy" / command), command, *arguments, *context])
+        return [str(ROOT / "deploy" / command), command, *arguments, *context]
 
     def on_node(self, node: str, *argv: str) -> str:
         """A command on a node of our own cluster."""
