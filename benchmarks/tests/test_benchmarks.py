@@ -21,7 +21,7 @@ EXPECTED = {
     },
     "import_time": {"import timeslice": 2, "everything of the client, grpcio apart": 2},
     "profile": {
-        "orchestrator: grant on disk (beside the unlock)": 1, "sum without the driver's": 1,
+        "orchestrator: grant on disk": 1, "sum without the driver's": 1,
         "CPU per handoff: agent": 1,
     },
     "scale": {"handoffs per second, 5 groups of 2 jobs": 1, "orchestrator's memory, 10 groups and 50 waiters": 1},

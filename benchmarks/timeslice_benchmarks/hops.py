@@ -45,19 +45,14 @@ STAGES = (
     Stage("driver", "checkpoint ends", "(driver: checkpoint)"),
     Stage("driver", "restore begins", "agent: checkpoint's answer, record, restore to the worker"),
     Stage("driver", "restore ends", "(driver: restore)"),
-    Stage("agent", "Answered restore", "agent: restore's answer from the worker"),
-    Stage("orchestrator", "OperationEnded", "pushed end: agent to orchestrator's core"),
-    Stage("agent", "Requested unlock", "Unlock: orchestrator to agent's core"),
-    Stage("driver", "unlock begins", "agent: record on disk, unlock to the worker"),
+    Stage("driver", "unlock begins", "agent: restore's answer, unlock to the worker"),
     Stage("driver", "unlock ends", "(driver: unlock)"),
     Stage("agent", "Answered unlock", "agent: unlock's answer from the worker"),
-    Stage("orchestrator", "Unlocked", "Unlock's answer to orchestrator's core"),
+    Stage("orchestrator", "OperationEnded", "pushed end: agent to orchestrator's core"),
+    Stage("orchestrator", "Recorded", "orchestrator: grant on disk"),
     Stage("client", "acquired", "Acquire's answer to the waiting job"),
 )
-BESIDE = Stage("orchestrator", "Recorded", "orchestrator: grant on disk (beside the unlock)")
-BESIDE_FROM = "pushed end: agent to orchestrator's core"
-"""Where it begins: at the end of this hop. It is no part of the sums."""
-LAST_OF_ITS_KIND = {"Answered restore", "OperationEnded"}
+LAST_OF_ITS_KIND = {"OperationEnded"}
 """Two ends are pushed; the second one lets the switch go on."""
 
 
@@ -94,10 +89,9 @@ def run(effort: str) -> list[Figure]:
 def _rows(found: Sequence[Handoff], chains: Sequence[Mapping[str, float]]) -> list[Figure]:
     if not chains:
         raise BenchmarkFailed("no handoff whose hops could be told apart")
-    rows = [of_samples(stage.hop, [chain[stage.hop] for chain in chains]) for stage in (*STAGES, BESIDE)]
-    on_the_way = [{stage.hop: chain[stage.hop] for stage in STAGES} for chain in chains]
-    rows.append(of_samples("sum of all hops", [sum(chain.values()) for chain in on_the_way]))
-    beyond = [sum(ms for hop, ms in chain.items() if not hop.startswith("(")) for chain in on_the_way]
+    rows = [of_samples(stage.hop, [chain[stage.hop] for chain in chains]) for stage in STAGES]
+    rows.append(of_samples("sum of all hops", [sum(chain.values()) for chain in chains]))
+    beyond = [sum(ms for hop, ms in chain.items() if not hop.startswith("(")) for chain in chains]
     rows.append(of_samples("sum without the driver's", beyond))
     rows.append(of_samples("handoff: Yield returned to Acquire returned", [one.ms for one in found]))
     return rows
@@ -127,11 +121,6 @@ def _chain(one: Handoff, releasing_ns: int, moments: Iterable[Moment]) -> dict[s
         took[stage.hop] = (within[at].at_ns - at_ns) / 1e6
         at_ns = within[at].at_ns
         at += 1
-        if stage.hop == BESIDE_FROM:
-            recorded = [m for m in within[at:] if (m.where, m.what) == (BESIDE.where, BESIDE.what)]
-            if not recorded:
-                return None
-            took[BESIDE.hop] = (recorded[0].at_ns - at_ns) / 1e6
     return took
 
 
