@@ -374,7 +374,9 @@ class Node:
         return is_unsaid and self.registry.record(observed.id) is None
 
     def _pods_changed(self, pods: Sequence[Pod], others: Collection[PodUid]) -> list[Effect]:
-        if not self.registry.pods.change(pods, others, self.registry.jobs()):
+        # What a waiting operation looks for may be in a pod that is deleted meanwhile.
+        jobs = self.registry.jobs() | {key.job for key in self._queue.busy()}
+        if not self.registry.pods.change(pods, others, jobs):
             return []
         return [RecordPods(tuple(self.registry.pods.known.values())), TakeSample()]
 

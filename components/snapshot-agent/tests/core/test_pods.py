@@ -208,6 +208,18 @@ def test_whose_group_nobody_has_said_is_not_missed_by_a_snapshot(world: World) -
     assert target.state is DriverState.CHECKPOINTED
 
 
+def test_nor_if_its_pod_is_deleted_meanwhile(world: World) -> None:
+    uid = world.pod("a", None)
+    target = world.run_in(uid, group="h")
+    operation = world.ask(Kind.SNAPSHOT, ContextKey(A, H))
+    world.list_members(world.listings[0], is_silent=True)
+    world.delete_pod(uid)
+    world.pass_time(0.1)
+    world.answer_all()
+    assert world.results[operation][-1].status is Status.COMPLETE
+    assert target.state is DriverState.CHECKPOINTED
+
+
 def test_a_driver_that_never_says_whose_group_fails_the_snapshot(world: World) -> None:
     target = world.run_in(world.pod("a", None), group="h")
     operation = world.ask(Kind.SNAPSHOT, ContextKey(A, H))
