@@ -374,7 +374,7 @@ class Queue:
             return False, []
         operation.is_listing = True
         ask = tuple(r.id for r in self._registry.records(operation.keys) if r.state is DriverState.NONE)
-        jobs = tuple({key.job for key in operation.keys if self._registry.pods.of_job(key.job)})
+        jobs = tuple({key.job for key in operation.keys})  # a pod of theirs may come before the listing
         return False, [ListMembers(operation.id, ask=ask, jobs=jobs)]
 
     def _driving(self, operation: Operation) -> Runner | Commander:

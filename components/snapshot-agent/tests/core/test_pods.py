@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from snapshot_agent_server.core.contexts import ContextState
-from snapshot_agent_server.core.events import GroupsChanged
+from snapshot_agent_server.core.events import GroupsChanged, Registered
 from snapshot_agent_server.core.groups import GroupClaim
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId
 from snapshot_agent_server.core.operations import Kind, Status
 from snapshot_agent_server.core.outcomes import DriverState
+from snapshot_agent_server.core.trees import Tree
 from world import GPU, World
 
 G, H = GroupId("g"), GroupId("h")
@@ -285,3 +286,13 @@ def test_a_restart_while_records_are_under_way_loses_no_process(world: World) ->
     world.sample()
     world.crash(is_lazy_lost=True)  # its record was not on disk yet: the pod's is, and /proc has the rest
     assert pids(world) == (target.id.pid,)
+
+
+def test_a_pod_that_comes_before_the_listing_is_looked_through(world: World) -> None:
+    world.post(Registered(world.number(), KEY, (world.observed(root := world.start(state=DriverState.NONE)),),
+                          Tree(root.id, uid=0, marker="tree")))
+    operation = world.ask(Kind.SNAPSHOT, KEY)
+    target = world.run_in(world.pod("a"))
+    world.answer_all()
+    assert world.results[operation][-1].status is Status.COMPLETE
+    assert target.state is DriverState.CHECKPOINTED
