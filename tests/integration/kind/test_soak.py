@@ -36,6 +36,9 @@ PAUSE_S = (2.0, 7.0)
 """Between two faults: less than what it takes to recover from some of them."""
 RECOVERY_S = 90.0
 """After the last fault, until every job has had its turns again."""
+HANDED_ON = "of the same job gave the group back"
+"""Told to a pod that shared the lease of the one that it replaces (row 41): they overlap while the old one goes."""
+
 NOT_THERE_YET = "UNAVAILABLE: no orchestrator answers"
 """What a client is told that starts while there is none; the job asks again. Who has had an answer once waits."""
 FOLDER = "/run/timeslice-soak"
@@ -260,7 +263,9 @@ def test_random_kills_lose_nothing(timeslice: Installation, kube: Kube) -> None:
             f"soak: {group}: {len(held)} leases of {len(own)} processes, {verdict.device_s:.1f} s of device time,"
             f" {len(failures)} failed calls {sorted(set(failures))[:5]}, {verdict}"
         )
-        assert [note for life in own for note in life.notes if note["what"] in ("corrupt", "lost")] == []
+        assert [note for life in own for note in life.notes if note["what"] == "corrupt"] == []
+        lost = [note["text"] for life in own for note in life.notes if note["what"] == "lost"]
+        assert [text for text in lost if HANDED_ON not in text] == []
         assert (verdict.device_s_without_lease, verdict.touches_without_lease) == (0, 0), verdict.examples
         assert verdict.locks_during_lease == 0
         assert verdict.device_s > 0
