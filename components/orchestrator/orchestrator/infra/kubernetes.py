@@ -11,9 +11,8 @@ from orchestrator.infra import membership
 from orchestrator.infra.interface import Topology
 from orchestrator.infra.pod_events import PodEvents
 from orchestrator.kube import groups
-from orchestrator.kube.api import ApiError, ApiServer, Object
+from orchestrator.kube.api import APPLY, ApiError, ApiServer, Object
 from orchestrator.kube.informer import Informer, InformerLimits
-from orchestrator.kube.stating import state
 from orchestrator.logs import say
 
 RETRY_S = 2.0
@@ -104,7 +103,9 @@ class KubernetesInfra:
     async def _state(self, manifest: Object) -> bool:
         name = manifest["metadata"]["name"]
         try:
-            found = await state(self._api, manifest)
+            found = await self._api.request(
+                "PATCH", f"{groups.COLLECTION}/{name}", manifest,
+                query={"fieldManager": groups.FIELD_MANAGER, "force": "true"}, content_type=APPLY)
         except ApiError as error:
             say(f"group {name!r} could not be stated, and is tried again: {error}", level=logging.WARNING, group=name)
             return False
