@@ -253,14 +253,20 @@ GROUP = Holding("a", "g")
 
 
 class LeasesOfAnyOrder(RuleBasedStateMachine):
-    """The orchestrator's truth beside the client's book: tokens only rise, and the last word decides."""
+    """The orchestrator's truth beside the client's book: tokens only rise, and the last word decides.
+
+    A lease may have its owner in another process of the job: then it outlives our giving it back, and the next acquire
+    gets it once more.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.book = LeaseBook()
         self.asking = False
         self.top = 0
+        self.is_owned_elsewhere = False
         self.over: set[int] = set()
+        self.lost: set[int] = set()
         self.told: list[int] = []
 
     def current(self) -> HeldLease:
@@ -273,13 +279,17 @@ class LeasesOfAnyOrder(RuleBasedStateMachine):
         self.asking = True
 
     @precondition(lambda self: self.asking)
-    @rule(granted=st.booleans(), lost_first=st.booleans())
-    def answer(self, granted: bool, lost_first: bool) -> None:
+    @rule(granted=st.booleans(), is_owned_elsewhere=st.booleans(), lost_first=st.booleans())
+    def answer(self, granted: bool, is_owned_elsewhere: bool, lost_first: bool) -> None:
         if granted:
-            self.top += 1
-            if lost_first:
+            if not self.is_owned_elsewhere or self.top in self.over:
+                self.top += 1
+                self.is_owned_elsewhere = is_owned_elsewhere
+            is_held = self.book.token(GROUP) == self.top
+            if lost_first and not is_held:
                 assert self.book.lost(self.current(), "evicted before the answer came")
                 self.over.add(self.top)
+                self.lost.add(self.top)
         self.book.asked(GROUP, self.top if granted else 0)
         self.asking = False
 
@@ -287,17 +297,26 @@ class LeasesOfAnyOrder(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         token = data.draw(st.integers(0, self.top))
         is_held = token > 0 and self.book.token(GROUP) == token
+        if token == self.top and token not in self.lost and not is_held:
+            return  # nobody is told of the end of what it has given back
         news = self.book.lost(HeldLease(GROUP, token), "evicted")
         assert news == is_held
         if news:
             self.over.add(token)
+            self.lost.add(token)
 
     @precondition(lambda self: self.book.token(GROUP))
     @rule()
     def give_back(self) -> None:
         token = self.book.token(GROUP)
         self.book.given_back(GROUP, token)
-        self.over.add(token)
+        if not self.is_owned_elsewhere:
+            self.over.add(token)
+
+    @precondition(lambda self: self.is_owned_elsewhere and not self.asking and not self.book.token(GROUP))
+    @rule()
+    def end_elsewhere(self) -> None:
+        self.over.add(self.top)
 
     @rule()
     def tell(self) -> None:
@@ -319,12 +338,51 @@ class LeasesOfAnyOrder(RuleBasedStateMachine):
     def no_lease_of_ours_is_taken_for_an_orphan(self) -> None:
         if self.book.token(GROUP):
             assert self.book.orphans([self.current()]) == []
-        for token in self.over:
+        for token in self.lost:
             assert self.book.orphans([HeldLease(GROUP, token)]) == []
 
 
 LeasesOfAnyOrder.TestCase.settings = settings(max_examples=100, deadline=None)
 TestLeasesOfAnyOrder = LeasesOfAnyOrder.TestCase
+
+
+def test_lease_that_was_given_back_may_be_granted_again():
+    """Another process of the job holds it still."""
+    book = LeaseBook()
+    for _ in range(2):
+        book.asking(GROUP)
+        book.asked(GROUP, 4)
+        assert book.all_held() == [HeldLease(GROUP, 4)]
+        book.given_back(GROUP, 4)
+        assert book.all_held() == []
+
+
+def test_lease_that_was_granted_again_can_be_lost_before_the_answer_comes():
+    book = LeaseBook()
+    book.asking(GROUP)
+    book.asked(GROUP, 4)
+    book.given_back(GROUP, 4)
+    assert not book.lost(HeldLease(GROUP, 4), "a late notice")
+    book.asking(GROUP)
+    assert book.lost(HeldLease(GROUP, 4), "its owner gave it back")
+    assert not book.lost(HeldLease(GROUP, 4), "said twice")
+    book.asked(GROUP, 4)
+    assert book.token(GROUP) == 0
+    assert book.take_loss(GROUP) is not None
+
+
+def test_lease_that_was_granted_again_after_its_acquire_had_ended_is_an_orphan():
+    book = LeaseBook()
+    granted = HeldLease(GROUP, 4)
+    book.asking(GROUP)
+    book.asked(GROUP, 4)
+    book.given_back(GROUP, 4)
+    assert book.orphans([granted]) == []  # the list may be older than the yield
+    book.asking(GROUP)
+    book.asked(GROUP, 0)
+    assert book.orphans([granted]) == [granted]
+    book.given_back(GROUP, 4)
+    assert book.orphans([granted]) == []
 
 
 def test_lease_that_nobody_asked_for_any_more_is_an_orphan():

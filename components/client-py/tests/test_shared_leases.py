@@ -94,6 +94,21 @@ def test_process_that_shares_gives_back_only_its_share(processes, next_one):
     assert waiting.result().success
 
 
+def test_share_that_is_taken_again_is_lost_like_the_first(processes, next_one):
+    first, second = processes
+    waiting, _ = next_one
+    second.say("release")
+    second.wait_for("released")
+    second.say("acquire")
+    second.wait_for("granted True")
+    first.say("release")
+    first.wait_for("released")
+    assert waiting.result().success
+    second.wait_for("lost: token 1, will resume False")
+    second.say("release")
+    second.wait_for("raised: lease 1 of job 'a' on group 'pool' was lost")
+
+
 def test_group_is_handed_on_when_the_owner_gives_it_back_and_the_other_is_told(processes, next_one):
     first, second = processes
     waiting, client = next_one

@@ -42,6 +42,10 @@ class LeaseBook:
         self._asking: Counter[Holding] = Counter()
         self._over: dict[Holding, int] = {}
         """The highest token that is over: given back, or lost."""
+        self._given_back: dict[Holding, int] = {}
+        """The last token, if it was given back: what another process of the job owns can be granted here once more."""
+        self._asked_again: dict[Holding, int] = {}
+        """That token, where an acquire has ended since without an answer: it may have been granted."""
         self._frozen: dict[Holding, int] = {}
         """Tokens of leases that ended, and whose job waits for its next turn by itself."""
         self._releasing: Counter[HeldLease] = Counter()
@@ -58,8 +62,10 @@ class LeaseBook:
         loss = self._lost.get(holding)
         if loss is not None and loss.lease.token < token:
             del self._lost[holding]
-        if token > self._over.get(holding, 0):
+        if token and self._may_be_granted(HeldLease(holding, token)):
             self._held[holding] = token
+        elif not token and holding in self._given_back:
+            self._asked_again[holding] = self._given_back[holding]
 
     def releasing(self, holding: Holding, token: int) -> None:
         """A release begins."""
@@ -75,6 +81,8 @@ class LeaseBook:
     def given_back(self, holding: Holding, token: int) -> None:
         """The orchestrator has recorded the yield."""
         self._end(holding, token)
+        if token:
+            self._given_back[holding] = token
 
     def release_failed(self, holding: Holding, token: int, status: Status, is_overdue: bool) -> Loss | None:
         """A yield of the lease came to nothing; the loss that this shows, None if the lease may live on.
@@ -97,7 +105,7 @@ class LeaseBook:
     def lost(self, lease: HeldLease, reason: str) -> bool:
         """The lease is over; True if this is news. A lease that this client gave back, or never had, is none."""
         held = self._held.get(lease.holding, 0)
-        early = bool(self._asking.get(lease.holding)) and lease.token > max(held, self._over.get(lease.holding, 0))
+        early = bool(self._asking.get(lease.holding)) and lease.token > held and self._may_be_granted(lease)
         if not lease.token or (lease.token != held and not early):
             return False
         self._end(lease.holding, lease.token)
@@ -156,10 +164,20 @@ class LeaseBook:
             lease
             for lease in listed
             if not self._asking.get(lease.holding)
-            and lease.token > max(self._held.get(lease.holding, 0), self._over.get(lease.holding, 0))
+            and lease.token > self._held.get(lease.holding, 0)
+            and (
+                lease.token > self._over.get(lease.holding, 0)
+                or lease.token == self._asked_again.get(lease.holding)
+            )
         ]
 
+    def _may_be_granted(self, lease: HeldLease) -> bool:
+        """Tell whether the answer to an acquire may bring this lease."""
+        return lease.token > self._over.get(lease.holding, 0) or lease.token == self._given_back.get(lease.holding)
+
     def _end(self, holding: Holding, token: int) -> None:
+        self._given_back.pop(holding, None)
+        self._asked_again.pop(holding, None)
         self._over[holding] = max(self._over.get(holding, 0), token)
         if self._held.get(holding, 0) <= self._over[holding]:
             self._held.pop(holding, None)
