@@ -1,7 +1,7 @@
-"""The client's own tests, with its wheel installed: the oldest and the newest of what it needs, on every Python.
+"""The client's own tests, with its wheel installed: the oldest and the newest of what it needs, on other Pythons.
 
-CLIENT_WITH is "floors" or "newest", CLIENT_WHEELS the folder of the wheels of that lock, CLIENT_PYTHONS what to try it
-on ("3.11 3.12"). A Python that is not here is skipped; the one that runs this is always among them.
+CLIENT_WITH is "floors" or "newest", CLIENT_WHEELS the folder of the wheels of that lock, CLIENT_PYTHON what to try it
+on ("3.12"). Where that is not here, it is tried on the Python that runs this if CLIENT_ELSE is "own".
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from email.parser import HeaderParser
 from pathlib import Path
 from zipfile import ZipFile
@@ -17,7 +18,7 @@ import pytest
 
 from interpreters import Environment, clean_environment, find_python
 
-PYTHONS = os.environ["CLIENT_PYTHONS"].split()
+PYTHON = os.environ["CLIENT_PYTHON"]
 THIRD_PARTY = Path(os.environ["CLIENT_WHEELS"]).absolute()
 OURS = Path("wheels").absolute()
 TESTS = sorted(Path("components/client-py/tests").glob("test_*.py"))
@@ -25,11 +26,13 @@ TESTED_WITH = ["hypothesis", "pytest", "pytest-asyncio"]
 SUITE_TIMEOUT_S = 600  # 30 to 40 s on a machine that does nothing else
 
 
-@pytest.fixture(scope="module", params=PYTHONS)
-def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    python = find_python(request.param)
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    python = find_python(PYTHON)
+    if python is None and os.environ["CLIENT_ELSE"] == "own":
+        python = Path(sys.executable)
     if python is None:
-        pytest.skip(f"no python{request.param} on PATH or of pyenv: the client was not tried on it")
+        pytest.skip(f"no python{PYTHON} on PATH or of pyenv: the client was not tried on it")
     environment = Environment(python, tmp_path_factory.mktemp("venv") / "client")
     environment.install([*exact_versions(), "timeslice-rl[cli]", *TESTED_WITH], [OURS, THIRD_PARTY])
     return environment

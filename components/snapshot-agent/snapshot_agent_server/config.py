@@ -52,7 +52,7 @@ class AgentConfig:
     rollback_timeout_s: float = 30.0
     sample_interval_s: float = 0.25
     """NVML pushes no new contexts: this often they are looked for. An intruder is to be locked within 500 ms."""
-    patience_s: float = 0.0
+    takeover_wait_s: float = 0.0
     """Time for another agent of the node to end, before this one refuses to start."""
     close_grace_s: float = 20.0
     """Time for operations under way at SIGTERM: below Kubernetes' usual 30 s."""
@@ -83,8 +83,9 @@ class AgentConfig:
         ):
             if value <= 0:
                 raise ConfigError(f"{name} must be above 0, not {value:g}")
-        if self.close_grace_s < 0:
-            raise ConfigError(f"--close-grace-s must not be below 0, it is {self.close_grace_s:g}")
+        for name, value in (("--close-grace-s", self.close_grace_s), ("--takeover-wait-s", self.takeover_wait_s)):
+            if value < 0:
+                raise ConfigError(f"{name} must not be below 0, it is {value:g}")
         if self.restore_margin_mib is not None and self.restore_margin_mib < 0:
             raise ConfigError(f"--restore-margin-mib must not be below 0, it is {self.restore_margin_mib}")
         if not 1 <= self.workers <= 64:
@@ -256,6 +257,13 @@ def from_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> AgentCon
         default = defaults[name].default
         parser.add_argument(flag, type=float, default=default, metavar="S", help=f"{text} (default: {default:g})")
     parser.add_argument(
+        "--takeover-wait-s",
+        type=float,
+        metavar="S",
+        help="how long another agent that has the state folder may take to end, before this one gives up"
+        f" (default: {ROLLING_UPDATE_S:g} with --kubernetes, else 0)",
+    )
+    parser.add_argument(
         "--sample-interval-ms", type=float, default=250.0, metavar="MS", help="period of NVML samples (default: 250)"
     )
     parser.add_argument("--workers", type=int, default=4, help="driver workers that are kept warm (default: 4)")
@@ -272,7 +280,7 @@ def from_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> AgentCon
         health=given.health,
         insecure_listen=given.insecure_listen,
         kubernetes=given.kubernetes,
-        patience_s=ROLLING_UPDATE_S if given.kubernetes else 0.0,
+        takeover_wait_s=_takeover_wait_s(given.takeover_wait_s, given.kubernetes),
         groups=tuple(_group(text) for text in given.group),
         allow_unfenced=given.allow_unfenced,
         restore_margin_mib=given.restore_margin_mib,
@@ -284,6 +292,12 @@ def from_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> AgentCon
         workers=given.workers,
         log_level=given.log_level,
     )
+
+
+def _takeover_wait_s(given: float | None, is_in_cluster: bool) -> float:
+    if given is None:
+        return ROLLING_UPDATE_S if is_in_cluster else 0.0
+    return given
 
 
 def _tls(ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles | None:

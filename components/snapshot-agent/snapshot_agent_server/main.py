@@ -85,7 +85,7 @@ async def serve(config: AgentConfig, credentials: Credentials | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    taken = await _unless_stopped(stop, lock.take_over(config.state_dir, config.patience_s), "state folder")
+    taken = await _unless_stopped(stop, lock.take_over(config.state_dir, config.takeover_wait_s), "state folder")
     if taken is None:
         return
     store = Store(config.state_dir, taken)

@@ -35,6 +35,13 @@ def test_flags_win() -> None:
     assert config.sample_interval_s == 0.1
 
 
+def test_an_agent_in_a_cluster_waits_for_the_one_before_it() -> None:
+    env = {"TIMESLICE_NODE": "n"}
+    assert from_arguments([], env).takeover_wait_s == 0
+    assert from_arguments(["--kubernetes"], env).takeover_wait_s == 60
+    assert from_arguments(["--kubernetes", "--takeover-wait-s", "3"], env).takeover_wait_s == 3
+
+
 def test_without_groups_each_accelerator_is_one() -> None:
     assert resolve_groups((), DEVICES) == {"gpu0": ("GPU-0",), "gpu1": ("GPU-1",), "gpu2": ("GPU-2",)}
 
@@ -64,6 +71,8 @@ def test_addresses_that_leave_the_machine_need_certificates_or_a_word() -> None:
         (["--operation-timeout-s", "0"], "--operation-timeout-s"),
         (["--sample-interval-ms", "-1"], "--sample-interval-ms"),
         (["--restore-margin-mib", "-1"], "--restore-margin-mib"),
+        (["--close-grace-s", "-1"], "--close-grace-s"),
+        (["--takeover-wait-s", "-1"], "--takeover-wait-s"),
         (["--workers", "0"], "--workers"),
         (["--node", ""], "--node"),
         (["--listen", "0.0.0.0:9001"], "--tls-ca.*--insecure-listen"),

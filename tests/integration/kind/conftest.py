@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from installation import Installation, collect_logs, install, make_cluster, remove
+from job_pod import delete_namespaces
 
 from timeslice_kind.errors import KindError
 
@@ -44,6 +45,8 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[Installation]:
     try:
         yield made
     finally:
+        if made.cluster is None or made.stays:
+            delete_namespaces(made.kube)
         remove(made)
 
 

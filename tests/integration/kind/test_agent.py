@@ -123,6 +123,8 @@ def test_agents_restart_one_after_the_other_in_the_middle_of_traffic(kube: Kube,
 def test_a_second_agent_on_the_node_is_refused_with_a_reason(kube: Kube, node: str) -> None:
     template = kube.get("daemonset", "snapshot-agent", "-n", SYSTEM)["spec"]["template"]
     spec = {**template["spec"], "nodeName": node, "restartPolicy": "Never"}
+    [container] = spec["containers"]
+    container["args"].append("--takeover-wait-s=3")
     second = {
         "apiVersion": "v1",
         "kind": "Pod",
