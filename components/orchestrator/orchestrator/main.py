@@ -29,6 +29,7 @@ from orchestrator.store.interface import Deposed, Store, StoreRefused
 from orchestrator.store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
+    from orchestrator.infra.kubernetes import KubernetesInfra
     from orchestrator.kube.api import ApiServer
 
 EXIT_BAD_INPUT = 2
@@ -158,11 +159,11 @@ async def _run(arguments: Arguments, dialer: Dialer) -> int:
     try:
         async with AsyncExitStack() as stack:
             api = await _api_server(stack) if "kubernetes" in (arguments.infra, arguments.store) else None
-            infra: Infra = StaticInfra(arguments.agents)
-            if api is not None and arguments.infra == "kubernetes":
-                infra = await _cluster(api, stack)
+            cluster = await _cluster(api, stack) if api is not None and arguments.infra == "kubernetes" else None
+            infra: Infra = cluster if cluster is not None else StaticInfra(arguments.agents)
             failure = await serve(
-                arguments.config, infra, arguments.listen, lambda: _open_store(arguments, api), stop, ready, dialer)
+                arguments.config, infra, arguments.listen, lambda: _open_store(arguments, api, cluster), stop, ready,
+                dialer)
     except (CannotListen, StoreRefused, Deposed, BadUsage):
         raise
     except Exception:
@@ -185,14 +186,14 @@ async def _api_server(stack: AsyncExitStack) -> "ApiServer":
         raise BadUsage(f"--infra kubernetes and --store kubernetes: {error}") from error
 
 
-async def _cluster(api: "ApiServer", stack: AsyncExitStack) -> Infra:
+async def _cluster(api: "ApiServer", stack: AsyncExitStack) -> "KubernetesInfra":
     """The cluster, followed until `stack` ends."""
     from orchestrator.infra.kubernetes import KubernetesInfra
 
     return await stack.enter_async_context(KubernetesInfra(api, *_own_pod(os.environ)).running())
 
 
-async def _open_store(arguments: Arguments, api: "ApiServer | None") -> Store:
+async def _open_store(arguments: Arguments, api: "ApiServer | None", cluster: "KubernetesInfra | None") -> Store:
     """The store, led by us. Waits for an API server that is away."""
     if arguments.store == "sqlite":
         return await SqliteStore.open(arguments.state_dir)
@@ -203,7 +204,10 @@ async def _open_store(arguments: Arguments, api: "ApiServer | None") -> Store:
     is_said = False
     while True:
         try:
-            return await KubernetesStore.open(api, *_own_pod(os.environ))
+            store = await KubernetesStore.open(api, *_own_pod(os.environ))
+            if cluster is not None:
+                cluster.lacks_status = store.write_again
+            return store
         except ApiError as error:
             if not is_said:
                 say(f"the store cannot be opened yet, and is tried again: {error}", level=logging.WARNING)

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from orchestrator.core.effects import Publish
+from orchestrator.core.types import GroupId
 from orchestrator.infra import membership
 from orchestrator.infra.interface import Topology
 from orchestrator.infra.pod_events import PodEvents
@@ -35,6 +36,8 @@ class KubernetesInfra:
             api, f"/api/v1/namespaces/{namespace}/pods", self._change,
             query={"labelSelector": membership.AGENT_LABEL}, limits=limits)
         self._groups = Informer(api, groups.COLLECTION, self._change, limits=limits)
+        self.lacks_status: Callable[[GroupId], None] = lambda _: None
+        """Called for each group whose object stands there without a status, after every change."""
         self._wake = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._is_stated = False
@@ -94,6 +97,8 @@ class KubernetesInfra:
             if self._is_listed:
                 wanted = membership.to_apply(self._nodes.objects.values(), self._groups.objects)
                 failed = [found for found in wanted if not await self._state(found)]
+                for group in membership.without_status(self._groups.objects.values()):
+                    self.lacks_status(group)
                 if not failed:
                     self._is_stated = True
                 else:

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from orchestrator.core.types import OnUnsaveable
+from orchestrator.core.types import GroupId, OnUnsaveable
 from orchestrator.infra.interface import AgentSpec, GroupOnNode, GroupPolicy, Topology
 from orchestrator.kube import groups
 from orchestrator.kube.api import Object
@@ -73,6 +73,11 @@ def to_apply(nodes: Iterable[Object], group_objects: Mapping[str, Object]) -> li
         elif not groups.is_leaving(found) and (ours != stated_nodes(found) or not groups.is_held(found)):
             wanted.append(groups.manifest(group, ours))
     return wanted + [groups.manifest(group, labelled[group]) for group in sorted(labelled)]
+
+
+def without_status(group_objects: Iterable[Object]) -> list[GroupId]:
+    """Groups whose objects say nothing of their state: they are new, or were removed by force and made anew."""
+    return [groups.group_of(found) for found in group_objects if not found.get("status")]
 
 
 def stated_nodes(group_object: Object) -> set[str]:

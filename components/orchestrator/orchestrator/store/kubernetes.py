@@ -96,6 +96,11 @@ class KubernetesStore:
         """It is written within a second, for a group without a lease so far too."""
         self._write_later(self._group(published.group))
 
+    def write_again(self, group: GroupId) -> None:
+        """Its object stands there without a status; it gets what was written of it, within a second."""
+        if group in self._groups:
+            self._write_later(self._groups[group])
+
     async def load(self) -> Loaded:
         found = self._groups.values()
         return Loaded(

@@ -4,7 +4,7 @@ from objects import agent, group, node
 from orchestrator.core.types import GroupId, OnUnsaveable
 from orchestrator.group_configs import GroupConfigs
 from orchestrator.infra.interface import AgentSpec, GroupOnNode, GroupPolicy, Topology
-from orchestrator.infra.membership import agent_addresses, to_apply, topology
+from orchestrator.infra.membership import agent_addresses, to_apply, topology, without_status
 from orchestrator.kube.groups import manifest
 
 
@@ -77,3 +77,10 @@ def test_a_deleted_group_is_let_go_once_it_has_no_lease() -> None:
     assert "finalizers" not in released["metadata"]
     assert released["spec"] == {"nodes": [{"name": "n1"}]}  # without what we stated before, no spec would be left
     assert released["metadata"]["resourceVersion"] == "7"
+
+
+def test_a_group_that_was_made_anew_has_no_status() -> None:
+    written = group("trainers", "n1", epoch=1)
+    made = group("Big_One", "n1")
+    made["spec"]["group"] = "Big_One"
+    assert without_status([written, made]) == ["Big_One"]

@@ -72,6 +72,24 @@ async def test_a_group_shows_its_state_before_its_first_lease(
     await store.close()
 
 
+async def test_a_group_that_was_removed_by_force_gets_its_record_again(
+    api: FakeApi, store: KubernetesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "QUEUE_WRITE_S", 0.01)
+    await store.write([held(1)])
+    del api.objects[object_path(G)]
+    await api.request("PATCH", object_path(G), manifest(G, ["n1"]), content_type=APPLY)
+    api.has_put.clear()
+    store.write_again(G)
+    store.write_again(H)  # of this one nothing was written
+    async with asyncio.timeout(5):
+        await api.has_put.wait()
+    made = api.objects[object_path(G)]
+    assert (made["status"]["lease"]["job"], made["spec"]["nodes"]) == ("a", [{"name": "n1"}])
+    assert object_path(H) not in api.objects
+    await store.close()
+
+
 async def test_the_epoch_is_above_that_of_groups_whose_lease_object_was_lost(
     api: FakeApi, store: KubernetesStore
 ) -> None:
