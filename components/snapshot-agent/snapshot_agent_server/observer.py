@@ -78,7 +78,9 @@ class Observer:
         if not processes:
             return ()
         sample = await self._driver.sample([process.pid for process in processes], SAMPLE_TIMEOUT_S)
-        return tuple(observed(process, sample) for process in processes)
+        pods = self._registry.pods.known
+        found = [observed(process, sample) for process in processes]
+        return tuple(self._in_pod(one, self._pods.pod_of(one.id.pid, pods)) if pods else one for one in found)
 
     def new_members(self) -> list[tuple[ContextKey, ProcessId]]:
         """Look all trees through: one look at /proc serves them all."""
@@ -92,13 +94,21 @@ class Observer:
             return []
         return self._pods.find(registry.pods.known, registry.owner, self._own_pids(), jobs)
 
+    def observed_in_pods(
+        self, in_pods: Sequence[tuple[PodUid, ProcessId]], sample: Sample | Abandoned
+    ) -> tuple[tuple[PodUid, ObservedProcess], ...]:
+        """What a sample says of processes of `in_pods`."""
+        found = [(pod, observed(process, sample)) for pod, process in in_pods]
+        # Of those that use no device, which are most, nobody needs to know more.
+        return tuple((pod, self._in_pod(one, pod) if _may_use_device(one) else one) for pod, one in found)
+
     async def list_members(self, wanted: ListMembers) -> MembersListed:
         """Look all trees through, and ask the driver of the new and of those that the core wants to know more of."""
         new = self.new_members()
         in_pods = self.in_pods(wanted.jobs)
         if in_pods:
             sample = await self._driver.sample([process.pid for _, process in in_pods], SAMPLE_TIMEOUT_S)
-            seen = tuple((pod, observed(process, sample)) for pod, process in in_pods)
+            seen = self.observed_in_pods(in_pods, sample)
         else:
             seen = ()
         known = [(self._registry.owner(process), process) for process in wanted.ask if proc.is_same(process)]
@@ -107,10 +117,10 @@ class Observer:
         if processes:
             answer = await self._driver.states([process.pid for _, process in processes], SAMPLE_TIMEOUT_S)
             states = {} if isinstance(answer, Abandoned) else answer
-        found = tuple(
+        members = tuple(
             (key, ObservedProcess(process, states.get(process.pid, DriverState.UNKNOWN))) for key, process in processes
         )
-        return MembersListed(found, wanted.operation, wanted.emptied, seen)
+        return MembersListed(members, wanted.operation, wanted.emptied, seen)
 
     def with_members(self, memory: Memory) -> Memory:
         """What an earlier agent did not put on record, since the trees tell it again."""
@@ -131,7 +141,11 @@ class Observer:
         for key, record in memory.processes if pods else ():
             if key not in trees and proc.is_same(record.id):
                 record.pod = self._pods.pod_of(record.id.pid, pods)
+                record.inner_pid = self._pods.inner_pid(record.id.pid) if record.pod is not None else 0
                 record.is_found = record.is_found or record.pod is not None
+
+    def _in_pod(self, found: ObservedProcess, pod: PodUid | None) -> ObservedProcess:
+        return replace(found, pod=pod, inner_pid=self._pods.inner_pid(found.id.pid) if pod is not None else 0)
 
     async def ask_states(self, memory: Memory, timeout_s: float, now: Callable[[], float]) -> None:
         """After a restart the driver's own state is the truth. One process that hangs does not hide the others."""
@@ -159,3 +173,7 @@ def observed(process: ProcessId, sample: Sample | Abandoned) -> ObservedProcess:
         if process.pid in device.processes
     )
     return ObservedProcess(process, sample.states.get(process.pid, DriverState.UNKNOWN), usage)
+
+
+def _may_use_device(found: ObservedProcess) -> bool:
+    return bool(found.usage) or found.state is not DriverState.NONE

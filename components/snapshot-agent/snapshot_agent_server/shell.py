@@ -552,8 +552,7 @@ class AgentShell:
             sample = await self._driver.sample([*pids, *(p.pid for _, p in new), *maybe], SAMPLE_TIMEOUT_S)
             if new or in_pods:
                 found = tuple((key, observed(process, sample)) for key, process in new)
-                seen = tuple((pod, observed(process, sample)) for pod, process in in_pods)
-                self.post(MembersListed(found, in_pods=seen))
+                self.post(MembersListed(found, in_pods=self._observer.observed_in_pods(in_pods, sample)))
             if isinstance(sample, Sample):
                 self._is_sampling_broken = False
                 self.post(Sampled(sample))

@@ -11,6 +11,8 @@ from job_pod import Process, claim, in_namespace, pod
 from kube import Kube
 
 MIB = 1 << 20
+SHORTER_THAN_A_TIME_TO_LIVE_S = 15.0
+"""Sessions live 30 s on without a word: what took less did not wait for that."""
 
 
 class DeviceJob:
@@ -40,6 +42,18 @@ class DeviceJob:
     def end(self) -> None:
         self.control.abandon()
         self.process.abandon()
+
+
+@contextlib.contextmanager
+def whole_job(kube: Kube, namespace: str, pod: str) -> Iterator[Process]:
+    """A process in this pod that speaks for its job itself: it holds its group, and has memory on the device."""
+    process = Process(kube, namespace, pod)
+    process.call("join", None, None, None)
+    process.call("acquire", 60)
+    process.call("open", 0)
+    process.call("alloc", "weights", 16 * MIB, 4)
+    yield process
+    process.abandon()
 
 
 @contextlib.contextmanager

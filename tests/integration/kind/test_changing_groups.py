@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 from agent_calls import agent, is_in
-from device_jobs import MIB, DeviceJob, after_first_turns, pods_of_jobs, take_turns
+from device_jobs import (
+    MIB,
+    SHORTER_THAN_A_TIME_TO_LIVE_S,
+    DeviceJob,
+    after_first_turns,
+    pods_of_jobs,
+    take_turns,
+    whole_job,
+)
 from group_watch import GroupWatch, has_condition, is_granted, waits
 from hands import Hands
 from installation import SYSTEM, Installation
@@ -229,24 +237,17 @@ def test_a_job_that_completed_comes_again_under_its_id(
 def test_a_deleted_pod_that_held_by_itself_lets_the_next_one_go_on(
     kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, shared: str
 ) -> None:
-    """When its session's time to live of 30 s is over: the agent sees at once that the processes have gone, but knows
-    them by other numbers than the session does."""
     _, b = jobs
     kube.apply(pod(NAMESPACE, "c", "c", GROUP, shared))
     kube.wait("pod", "c", "condition=Ready", NAMESPACE)
-    whole_job = Process(kube, NAMESPACE, "c")
-    whole_job.call("join", None, None, None)
-    whole_job.call("acquire", 60)
-    whole_job.call("open", 0)
-    whole_job.call("alloc", "weights", 16 * MIB, 4)
-    b.control.begin("acquire", 60)
-    watch.until(waits("b"))
-    deleted_at = time.monotonic()
-    kube.call("delete", "pod", "c", "-n", NAMESPACE, "--grace-period=0", "--force")
-    b.control.result()
-    assert time.monotonic() - deleted_at < 45
+    with whole_job(kube, NAMESPACE, "c"):
+        b.control.begin("acquire", 60)
+        watch.until(waits("b"))
+        deleted_at = time.monotonic()
+        kube.call("delete", "pod", "c", "-n", NAMESPACE, "--grace-period=0", "--force")
+        b.control.result()
+        assert time.monotonic() - deleted_at < SHORTER_THAN_A_TIME_TO_LIVE_S
     b.check()
     watch.until(has_no_conditions)
     b.control.call("release")
-    whole_job.abandon()
     take_turns(jobs)

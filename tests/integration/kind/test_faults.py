@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
-from device_jobs import DeviceJob, after_first_turns, pods_of_jobs, take_turns
+from device_jobs import (
+    SHORTER_THAN_A_TIME_TO_LIVE_S,
+    DeviceJob,
+    after_first_turns,
+    pods_of_jobs,
+    take_turns,
+    whole_job,
+)
 from group_watch import GroupWatch, holds, waits
 from hands import Hands
 from installation import SYSTEM, Installation
-from job_pod import new_claim_name
+from job_pod import new_claim_name, pod
 from kube import Kube
 from system_pods import gpu_mock
 
@@ -18,8 +26,14 @@ GROUP = "trainers"
 
 
 @pytest.fixture
-def kube(timeslice: Installation) -> Iterator[Kube]:
-    with pods_of_jobs(timeslice.kube, NAMESPACE, GROUP, new_claim_name()) as kube:
+def shared() -> str:
+    """The claim of the test's pods."""
+    return new_claim_name()
+
+
+@pytest.fixture
+def kube(timeslice: Installation, shared: str) -> Iterator[Kube]:
+    with pods_of_jobs(timeslice.kube, NAMESPACE, GROUP, shared) as kube:
         yield kube
 
 
@@ -75,6 +89,25 @@ def test_killed_agent_comes_back_and_knows_what_is_saved(
     a.control.result()
     a.check()
     a.control.call("release")
+    take_turns(jobs)
+
+
+def test_row_1_a_killed_holder_lets_the_next_one_go_on_at_once(
+    jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, kube: Kube, shared: str
+) -> None:
+    _, b = jobs
+    kube.apply(pod(NAMESPACE, "c", "c", GROUP, shared))
+    kube.wait("pod", "c", "condition=Ready", NAMESPACE)
+    with whole_job(kube, NAMESPACE, "c") as process:
+        b.control.begin("acquire", 60)
+        watch.until(waits("b"))
+        pid = process.call("pid")
+        killed_at = time.monotonic()
+        kube.exec("c", NAMESPACE, "kill", "-9", str(pid))
+        b.control.result()
+        assert time.monotonic() - killed_at < SHORTER_THAN_A_TIME_TO_LIVE_S
+    b.check()
+    b.control.call("release")
     take_turns(jobs)
 
 

@@ -24,6 +24,7 @@ from orchestrator.core.types import (
     NodeId,
     OperationId,
     OperationResult,
+    ProcessRef,
     Token,
 )
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
@@ -83,6 +84,7 @@ def context(job: pb.JobStatus) -> ContextView:
         state=_STATES.get(job.state, ContextState.TRANSITIONING),
         locked=job.locked,
         pids=frozenset(job.pids),
+        in_pods=frozenset(ProcessRef(NodeId(p.pod), p.pid, p.start_time) for p in job.in_pods),
         device_bytes=job.device_bytes,
         host_bytes=job.host_bytes,
         usage=tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from orchestrator.core.events import NodeObserved
@@ -14,6 +15,7 @@ from orchestrator.core.types import (
     GroupId,
     JobId,
     NodeId,
+    ProcessRef,
 )
 
 UNEXPLAINED = "was saved, or may be; its agent shows it without a context, and no end of its processes explains that"
@@ -54,9 +56,26 @@ class Node:
         contexts = self._by_group.get(group)
         return contexts.get(job) if contexts is not None else None
 
-    def has_process(self, job: JobId, pid: int) -> bool:
-        """Tell whether the agent attests a process of a job now."""
-        return self.is_connected and any(pid in context.pids for context in self._by_job.get(job, {}).values())
+    def jobs(self) -> Collection[JobId]:
+        """Return the jobs that have a context here."""
+        return self._by_job.keys()
+
+    def has_process(self, job: JobId, process: ProcessRef) -> bool:
+        """Tell whether the agent attests a process of a job now.
+
+        One in a pod takes its host name, which is the pod's, for its node, unless it was told better; its pid is the
+        pod's in any case.
+        """
+        contexts = self._by_job.get(job)
+        if contexts is None or not self.is_connected:
+            return False
+        if process.node != self.id:
+            return any(process in context.in_pods for context in contexts.values())
+        return any(
+            process.pid in context.pids
+            or any((p.pid, p.start_time) == (process.pid, process.start_time) for p in context.in_pods)
+            for context in contexts.values()
+        )
 
     def accelerators_of(self, group: GroupId) -> list[AcceleratorView]:
         """Return the accelerators that belong to a group on this node."""

@@ -37,8 +37,8 @@ class Session:
     renewed_s: float = 0.0
     alone_since_s: float | None = None
     """Since when neither stream nor agent speaks for it; None: one does."""
-    seen: set[ProcessRef] = field(default_factory=set)
-    """The processes that an agent has attested at some time."""
+    seen: dict[ProcessRef, NodeId] = field(default_factory=dict)
+    """The processes that an agent has attested at some time, and of which node it is."""
     groups: set[GroupId] = field(default_factory=set)
     """Where it may have leases and waiters."""
 
@@ -54,6 +54,7 @@ class Sessions:
         self._by_stream: dict[CallId, SessionId] = {}
         self._by_job: dict[JobId, set[SessionId]] = {}
         self._by_node: dict[NodeId, set[SessionId]] = {}
+        """Those of which a node's agent has attested a process at some time."""
         self._ended: OrderedDict[SessionId, float] = OrderedDict()
 
     def __len__(self) -> int:
@@ -135,7 +136,11 @@ class Sessions:
 
     def node_changed(self, node: NodeId, now: float) -> list[Session]:
         """An agent is heard again, or not any more."""
-        return self._judge([self._sessions[name] for name in sorted(self._by_node.get(node, ()))], now)
+        names = set(self._by_node.get(node, ()))
+        known = self._nodes.get(node)
+        for job in known.jobs() if known is not None else ():
+            names |= self._by_job.get(job, set())
+        return self._judge([self._sessions[name] for name in sorted(names)], now)
 
     def wake(self, session: SessionId, now: float) -> list[Session]:
         """A session's timer is due."""
@@ -155,22 +160,25 @@ class Sessions:
         return self._sessions.get(session) if session is not None else None
 
     def _set_processes(self, session: Session, processes: tuple[ProcessRef, ...]) -> None:
-        for process in session.processes:
-            self._by_node.get(process.node, set()).discard(session.id)
         session.processes = processes
-        for process in processes:
-            self._by_node.setdefault(process.node, set()).add(session.id)
         self._attest(session)
 
     def _attest(self, session: Session) -> bool:
         """Note which of a session's processes agents see now; tell whether there is one."""
         is_attested = False
         for process in session.processes:
-            node = self._nodes.get(process.node)
-            if node is not None and node.has_process(session.job, process.pid):
-                session.seen.add(process)
+            node = self._node_of(session, process)
+            if node is not None:
+                session.seen[process] = node
+                self._by_node.setdefault(node, set()).add(session.id)
                 is_attested = True
         return is_attested
+
+    def _node_of(self, session: Session, process: ProcessRef) -> NodeId | None:
+        """Return the node whose agent attests a process of a session now; None: there is none."""
+        own = self._nodes.get(process.node)
+        candidates = [own] if own is not None else self._nodes.values()
+        return next((node.id for node in candidates if node.has_process(session.job, process)), None)
 
     def _judge(self, sessions: list[Session], now: float) -> list[Session]:
         ended: list[Session] = []
@@ -189,10 +197,10 @@ class Sessions:
     def _patience_s(self, session: Session) -> float:
         """Return how long a session may be alone: not at all when agents are heard and see none of its processes any
         more, a moment when that is so for those that they have ever seen, else its whole time to live."""
-        nodes = [self._nodes.get(process.node) for process in session.seen]
+        nodes = [self._nodes.get(node) for node in session.seen.values()]
         if not nodes or not all(node is not None and node.is_connected for node in nodes):
             return session.ttl_s
-        if session.seen.issuperset(session.processes):
+        if session.seen.keys() >= set(session.processes):
             return 0.0
         return min(session.ttl_s, self._settings.reconnect_grace_s)
 
@@ -208,8 +216,8 @@ class Sessions:
         self._by_job[session.job].discard(session.id)
         if not self._by_job[session.job]:
             del self._by_job[session.job]
-        for process in session.processes:
-            self._by_node.get(process.node, set()).discard(session.id)
+        for node in session.seen.values():
+            self._by_node[node].discard(session.id)
         self._timers.cancel(Timer(None, "session", session.id))
         self._timers.cancel(Timer(None, STARVED, session.id))
         self._ended[session.id] = now

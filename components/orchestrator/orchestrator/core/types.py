@@ -71,6 +71,8 @@ class ContextView:
     state: ContextState
     locked: bool = False
     pids: frozenset[int] = frozenset()
+    in_pods: frozenset[ProcessRef] = frozenset()
+    """Those of its processes that run in pods, as they name themselves there; `node` is the pod's host name."""
     device_bytes: int = 0
     host_bytes: int = 0
     usage: tuple[DeviceUsage, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.types import CallId, JobId, RefusalCode, SessionId
+from orchestrator.core.types import CallId, JobId, NodeId, ProcessRef, RefusalCode, SessionId
 from world import World
 
 
@@ -24,26 +24,51 @@ def holder(world: World) -> CallId:
     return stream
 
 
+def holder_in_a_pod(world: World, host: str) -> CallId:
+    """The same where the client names its process as it is known in its pod, on what it takes for its node."""
+    stream = world.open("s", "a", (host, 7))
+    assert world.lease(world.ask("a", session="s")) is not None
+    world.appear("a", pid=4711)
+    context = world.context("a")
+    assert context is not None
+    context.in_pods = frozenset({ProcessRef(NodeId("pod-a"), 7)})
+    world.agent().push_context(context)
+    world.settle()
+    return stream
+
+
+HOLDERS = {
+    "on its node": holder,
+    "in a pod": lambda world: holder_in_a_pod(world, "pod-a"),
+    "in a pod that knows its node": lambda world: holder_in_a_pod(world, "n1"),
+}
+
+
+@pytest.fixture(params=HOLDERS.values(), ids=HOLDERS)
+def held(request: pytest.FixtureRequest, world: World) -> CallId:
+    """The stream of such a holder, wherever its process runs."""
+    made: CallId = request.param(world)
+    return made
+
+
 def lose(world: World, stream: CallId) -> None:
     world.handle(ev.SessionStreamLost(stream))
     world.settle()
 
 
-def test_lease_ends_at_once_when_stream_and_processes_are_gone(world: World) -> None:
-    stream = holder(world)
+def test_lease_ends_at_once_when_stream_and_processes_are_gone(world: World, held: CallId) -> None:
     waiting = world.ask("b")
-    lose(world, stream)
+    lose(world, held)
     assert world.lease(waiting) is None
     world.disappear("a")
     assert world.lease(waiting) is not None
 
 
-def test_lease_ends_at_once_in_the_other_order_too(world: World) -> None:
-    stream = holder(world)
+def test_lease_ends_at_once_in_the_other_order_too(world: World, held: CallId) -> None:
     waiting = world.ask("b")
     world.disappear("a")
     assert world.lease(waiting) is None
-    lose(world, stream)
+    lose(world, held)
     assert world.lease(waiting) is not None
 
 
@@ -71,24 +96,33 @@ def test_lease_whose_stream_alone_is_lost_ends_after_the_time_to_live(world: Wor
     assert world.lease(waiting) is not None
 
 
-def test_session_is_alive_as_long_as_an_agent_attests_a_process(world: World) -> None:
-    stream = holder(world)
+def test_session_is_alive_as_long_as_an_agent_attests_a_process(world: World, held: CallId) -> None:
     waiting = world.ask("b")
-    lose(world, stream)
+    lose(world, held)
     world.advance(300.0)
     assert world.lease(waiting) is None
     assert "Starved" in world.conditions()
 
 
-def test_attestation_ends_with_the_agents_connection(world: World) -> None:
-    stream = holder(world)
+def test_attestation_ends_with_the_agents_connection(world: World, held: CallId) -> None:
     waiting = world.ask("b")
-    lose(world, stream)
+    lose(world, held)
     world.disconnect()
     world.advance(31.0)
     assert world.view().lease is None
     world.reconnect()
     world.advance(1.0)
+    assert world.lease(waiting) is not None
+
+
+def test_process_of_another_pod_attests_nobody(world: World) -> None:
+    """Its pid and its time of birth may be the same."""
+    stream = holder_in_a_pod(world, "pod-b")
+    waiting = world.ask("b")
+    lose(world, stream)
+    world.advance(29.0)
+    assert world.lease(waiting) is None
+    world.advance(2.0)
     assert world.lease(waiting) is not None
 
 

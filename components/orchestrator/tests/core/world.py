@@ -72,6 +72,7 @@ class Context:
     backend: str = ""
     """Empty: a driver's. One that the application saves is never shown as locked."""
     discarded_tags: tuple[str, ...] = ()
+    in_pods: frozenset[ProcessRef] = frozenset()
     is_unsampled: bool = False
     """Its processes came onto the device since the agent last looked: it says idle until it looks again."""
 
@@ -136,6 +137,7 @@ class Agent:
             ),
             backend=context.backend,
             discarded_tags=context.discarded_tags,
+            in_pods=context.in_pods,
         )
 
     def accelerator(self, group: GroupId) -> AcceleratorId:

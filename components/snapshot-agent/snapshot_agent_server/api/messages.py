@@ -55,6 +55,7 @@ def job_status(view: ContextView) -> pb.JobStatus:
         ],
         backend=view.backend,
         discarded_tags=view.discarded,
+        in_pods=_pod_processes(view),
     )
 
 
@@ -80,7 +81,12 @@ def merged_job_status(views: list[ContextView]) -> pb.JobStatus:
         usage=[usage[accelerator] for accelerator in sorted(usage)],
         backend=first.backend if len({view.backend for view in views}) == 1 else "",
         discarded_tags=dict.fromkeys(tag for view in views for tag in view.discarded),
+        in_pods=[found for view in views for found in _pod_processes(view)],
     )
+
+
+def _pod_processes(view: ContextView) -> list[pb.PodProcess]:
+    return [pb.PodProcess(pod=found.pod, pid=found.pid, start_time=found.start_time) for found in view.in_pods]
 
 
 def accelerator_status(view: AcceleratorView) -> pb.AcceleratorStatus:

@@ -41,6 +41,8 @@ class ProcessRecord:
     """A member of a tree, or in a pod, that the agent found by itself: nobody named it."""
     pod: PodUid | None = None
     """Where it was found. Not on record: a restarted agent looks again."""
+    inner_pid: int = 0
+    """What it calls itself there; 0: not known. Not on record either."""
     left_as: DriverState = DriverState.UNKNOWN
     """Where the last operation on it left it."""
 
@@ -72,6 +74,15 @@ class UsageView:
 
 
 @dataclass(frozen=True, slots=True)
+class PodProcess:
+    """A process as it names itself in its pod."""
+
+    pod: str
+    pid: int
+    start_time: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContextView:
     """What the outside is told of a context."""
 
@@ -84,6 +95,7 @@ class ContextView:
     backend: Backend = Backend.CUDA
     discarded: tuple[str, ...] = ()
     """What its last snapshot dropped."""
+    in_pods: tuple[PodProcess, ...] = ()
 
     @property
     def device_bytes(self) -> int:

@@ -32,6 +32,10 @@ class ObservedProcess:
     id: ProcessId
     state: DriverState = DriverState.UNKNOWN
     usage: tuple[tuple[AcceleratorId, int], ...] = ()
+    pod: PodUid | None = None
+    """Where it runs, if that is known."""
+    inner_pid: int = 0
+    """What it calls itself there; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

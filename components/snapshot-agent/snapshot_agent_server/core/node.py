@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from snapshot_agent_server.core.accelerators import Accelerators
@@ -364,7 +365,7 @@ class Node:
         if key is None or not uses or self.registry.record(observed.id) is not None:
             return []
         self._queue.found(key)
-        return self.registry.join(key, (observed,), now, is_found=True, pod=pod)
+        return self.registry.join(key, (replace(observed, pod=pod),), now, is_found=True)
 
     def _is_unplaced(self, pod: PodUid, observed: ObservedProcess) -> bool:
         """Nobody said whether the process uses a device, nor of which group: its pod does not name one."""
@@ -397,8 +398,8 @@ class Node:
             effects += self.registry.leave(record.id)
             if belongs is not None:
                 usage = tuple(record.usage.items())
-                seen = ObservedProcess(record.id, record.state, usage)
-                effects += self.registry.join(belongs, (seen,), now, is_found=True, pod=record.pod)
+                seen = ObservedProcess(record.id, record.state, usage, record.pod, record.inner_pid)
+                effects += self.registry.join(belongs, (seen,), now, is_found=True)
             if not self.registry.contexts[key].is_present:
                 is_idle = record.state is DriverState.NONE
                 why = "does not use a device" if is_idle else "belongs elsewhere by its pod's labels"

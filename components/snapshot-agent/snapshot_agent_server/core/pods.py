@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from snapshot_agent_server.core.groups import Groups
 from snapshot_agent_server.core.ids import AcceleratorId, ContextKey, GroupId, JobId, PodUid
 
+MAX_HOST_NAME = 63
+"""The kubelet cuts a longer name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pod:
@@ -22,6 +25,11 @@ class Pod:
     """None: it does not say; its processes' accelerators tell."""
     containers: frozenset[str] = frozenset()
     """Ids of those that have been started, 64 digits each."""
+
+    @property
+    def host(self) -> str:
+        """The host name that its processes see, unless the pod's spec sets another."""
+        return self.name.rpartition("/")[2][:MAX_HOST_NAME]
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from snapshot_agent_server.core.contexts import (
     Context,
     ContextState,
     ContextView,
+    PodProcess,
     ProcessRecord,
     failed_text,
     foreign_text,
@@ -22,7 +23,7 @@ from snapshot_agent_server.core.effects import (
 )
 from snapshot_agent_server.core.events import ObservedProcess
 from snapshot_agent_server.core.groups import Groups
-from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, PodUid, ProcessId
+from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, ProcessId
 from snapshot_agent_server.core.modes import Backend
 from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.pods import Pods
@@ -127,7 +128,6 @@ class Registry:
         now: float,
         *,
         is_found: bool = False,
-        pod: PodUid | None = None,
     ) -> list[Effect]:
         """Add processes to a context. Known ones stay as they are; one whose pid was used again replaces the old.
 
@@ -144,7 +144,13 @@ class Registry:
                 continue
             if old is not None:
                 effects += self.leave(self.contexts[old].processes[observed.id.pid].id)
-            record = ProcessRecord(observed.id, usage=dict(observed.usage), is_found=is_found, pod=pod)
+            record = ProcessRecord(
+                observed.id,
+                usage=dict(observed.usage),
+                is_found=is_found,
+                pod=observed.pod,
+                inner_pid=observed.inner_pid,
+            )
             record.seen_on = frozenset(record.usage)
             record.settle(observed.state, now)
             self.contexts.setdefault(key, Context(key)).processes[observed.id.pid] = record
@@ -223,7 +229,14 @@ class Registry:
             usage=context.usage(),
             backend=Backend.CUDA if workload is None else Backend.APP_CHANNEL,
             discarded=() if workload is None else workload.discarded,
+            in_pods=tuple(sorted(self._in_pods(context), key=lambda found: found.pid)),
         )
+
+    def _in_pods(self, context: Context) -> Iterator[PodProcess]:
+        for record in context.processes.values():
+            pod = self.pods.known.get(record.pod) if record.pod is not None else None
+            if pod is not None and record.inner_pid:
+                yield PodProcess(pod.host, record.inner_pid, record.id.start_time)
 
 
 def _may_move(record: ProcessRecord) -> bool:

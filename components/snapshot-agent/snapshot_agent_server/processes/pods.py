@@ -74,6 +74,10 @@ class PodWalker:
         containers = {container: pod.uid for pod in pods.values() for container in pod.containers}
         return _pod(self._places(pid), pods, containers)
 
+    def inner_pid(self, pid: int) -> int:
+        """What a process calls itself in its container; 0: it has ended."""
+        return proc.inner_pid(pid, self._root) or 0
+
     def _look(self, own_pids: Set[int]) -> None:
         """Bring what was seen up to date."""
         before, self._seen = self._seen, {}

@@ -107,6 +107,25 @@ async def test_a_pid_that_a_pod_names_is_its_own(node: FakeNode) -> None:
         assert list(client.jobs["a", "g"].pids) == [ours]
 
 
+async def test_processes_are_named_as_they_name_themselves_in_their_pods(node: FakeNode) -> None:
+    """So that a client's session, which knows no other names, is known to be alive."""
+    async with node.up() as client:
+        pod, other = node.pod("a"), node.pod("a")
+        found, registered = node.run_in(pod, inner=7), node.run_in(other, None, inner=1)
+        await client.register("a", "g", 1)
+        facts = [proc.facts(pid) for pid in (registered, found)]
+        named = [
+            pb.PodProcess(pod=name, pid=inner, start_time=fact.id.start_time)
+            for name, inner, fact in zip(("a-1", "a-0"), (1, 7), facts, strict=True)
+            if fact is not None
+        ]
+        node.driver.add(registered, {GPU: MIB})
+        job = await client.until(lambda: len(client.jobs["a", "g"].pids) == 2 and client.jobs["a", "g"])
+        assert list(job.in_pods) == named
+    async with node.up() as client:
+        assert list(client.jobs["a", "g"].in_pods) == named
+
+
 async def test_a_pid_that_two_pods_of_the_job_have_waits_for_the_device_to_tell(node: FakeNode) -> None:
     async with node.up() as client:
         both = [node.run_in(node.pod("a"), None, inner=1) for _ in range(2)]
