@@ -138,6 +138,25 @@ def test_holder_notices_a_restart_only_as_a_delay(orchestrator, connect, backgro
     assert caplog.text.count("unreachable, retrying") == 1
 
 
+def test_first_message_after_a_restart_says_what_is_held(orchestrator, connect, caplog):
+    """The restarted orchestrator may have lost its records."""
+    client = connect(session_ttl_s=12)
+    client.acquire()
+    client.acquire(group_id="samplers")
+    evicted = orchestrator.groups["samplers"].lease
+    frozen = pb2.LeaseLost(lease=evicted, reason="hold too long", will_resume=True)
+    orchestrator.notify("a", pb2.SessionNotice(lost=frozen))
+    wait_for_log(caplog, "goes on at its next turn")
+    orchestrator.ttl_ms = 300
+    before = len(renewals(orchestrator))
+    orchestrator.stop()
+    orchestrator.start()
+    orchestrator.wait_until(lambda: len(renewals(orchestrator)) >= before + 2)
+    first, second = (request for _, request in renewals(orchestrator)[before : before + 2])
+    assert list(first.held) == [pb2.HeldLease(group_id="trainers", fencing_token=1)]
+    assert list(second.held) == []
+
+
 def test_waiter_keeps_its_request_through_a_restart(orchestrator, connect, background):
     orchestrator.hold("trainers")
     waiting = background(connect().acquire)

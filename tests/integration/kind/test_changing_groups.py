@@ -29,6 +29,7 @@ from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 NAMESPACE = "changing-groups"
 GROUP = "trainers"
 OTHER = "samplers"
+ORCHESTRATOR = "app.kubernetes.io/name=timesliceorchestrator"
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_row_42_a_group_that_is_removed_by_force_comes_back_with_its_lease(
     assert made["status"]["lease"]["token"] == before["status"]["lease"]["token"]
     group_until(kube, GROUP, has_nodes(timeslice.nodes[GROUP]))
     # What came back is a record: another orchestrator finds holder and waiter in it.
-    [found] = kube.get("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=timesliceorchestrator")["items"]
+    [found] = kube.get("pods", "-n", SYSTEM, "-l", ORCHESTRATOR)["items"]
     Hands(kube, NAMESPACE).kill(found["spec"]["nodeName"], "python3", "orchestrator")
     a.check()
     a.control.call("release")
@@ -131,6 +132,42 @@ def test_row_42_a_group_that_is_removed_by_force_comes_back_with_its_lease(
     b.check()
     b.control.call("release")
     take_turns(jobs)
+
+
+def test_row_42_a_lost_record_is_made_from_what_the_holder_says(
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch
+) -> None:
+    a, b = jobs
+    a.control.call("acquire", 60)
+    b.control.begin("acquire", 120)
+    watch.until(waits("b"))
+    before = kube.get("tsg", GROUP)
+    with orchestrator_away(kube):
+        kube.call("delete", "tsg", GROUP, "--wait=false")
+        kube.call("patch", "tsg", GROUP, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+    made = group_until(kube, GROUP, lambda found: found.get("status", {}).get("lease", {}).get("job") == "a")
+    assert made["metadata"]["uid"] != before["metadata"]["uid"]
+    assert made["status"]["lease"]["token"] == before["status"]["lease"]["token"]
+    a.check()
+    a.control.call("release")
+    b.control.result()
+    b.check()
+    b.control.call("release")
+    take_turns(jobs)
+
+
+@contextlib.contextmanager
+def orchestrator_away(kube: Kube) -> Iterator[None]:
+    def scale(replicas: int) -> None:
+        kube.call("scale", "deployment/timesliceorchestrator", f"--replicas={replicas}", "-n", SYSTEM)
+
+    scale(0)
+    try:
+        gone = "--for=delete", "--timeout=60s"
+        kube.call("wait", "pod", "-l", ORCHESTRATOR, "-n", SYSTEM, *gone, timeout_s=70)
+        yield
+    finally:
+        scale(1)
 
 
 def test_a_node_joins_a_group_and_leaves_it_again(

@@ -11,6 +11,7 @@ from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 MAX_ID_CHARS = 253
 MAX_TEXT_CHARS = 1024
 MAX_PROCESSES = 4096
+MAX_HELD = 4096
 SHOWN_CHARS = 40
 
 
@@ -92,6 +93,18 @@ def _processes(name: str, values: Any) -> Problem | None:
     return None
 
 
+def _held(name: str, values: Any) -> Problem | None:
+    if len(values) > MAX_HELD:
+        return _invalid(f"{name} has {len(values)} entries; at most {MAX_HELD} are allowed")
+    for i, lease in enumerate(values):
+        problem = _id(f"{name}[{i}].group_id", lease.group_id)
+        if problem is None and lease.fencing_token <= 0:
+            problem = _invalid(f"{name}[{i}].fencing_token is {lease.fencing_token}; give that of the lease")
+        if problem is not None:
+            return problem
+    return None
+
+
 RULES: dict[type[Any], dict[str, Rule]] = {
     pb.AcquireRequest: {
         "job_id": _id,
@@ -116,7 +129,13 @@ RULES: dict[type[Any], dict[str, Rule]] = {
     },
     pb.ListGroupsRequest: {},
     pb.GetGroupStatusRequest: {"group_id": _id},
-    pb.SessionRequest: {"session_id": _id, "job_id": _id, "ttl_ms": _not_negative, "processes": _processes},
+    pb.SessionRequest: {
+        "session_id": _id,
+        "job_id": _id,
+        "ttl_ms": _not_negative,
+        "processes": _processes,
+        "held": _held,
+    },
     pb.WatchGroupsRequest: {"group_ids": _ids, "after_sequence": _not_negative},
     pb.EvictRequest: {
         "group_id": _id,

@@ -112,6 +112,7 @@ def session(request: pb.SessionRequest, stream: CallId) -> SessionRenewed:
         job=JobId(request.job_id),
         ttl_s=request.ttl_ms / 1000,
         processes=tuple(ProcessRef(NodeId(p.node), p.pid, p.start_time) for p in request.processes),
+        claims=tuple((GroupId(held.group_id), Token(held.fencing_token)) for held in request.held),
     )
 
 

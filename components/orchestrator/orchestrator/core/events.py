@@ -126,6 +126,8 @@ class SessionRenewed:
     job: JobId
     ttl_s: float = 0.0
     processes: tuple[ProcessRef, ...] = ()
+    claims: tuple[tuple[GroupId, Token], ...] = ()
+    """The leases that the client says it holds."""
 
 
 @dataclass(frozen=True, slots=True)

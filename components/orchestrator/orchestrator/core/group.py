@@ -17,6 +17,7 @@ from orchestrator.core.intruders import Intruders
 from orchestrator.core.leases import Leases
 from orchestrator.core.ledger import Ledger
 from orchestrator.core.operations import End, OperationKind, Operations, Outcome
+from orchestrator.core.sessions import Session
 from orchestrator.core.site import Site, Trouble
 from orchestrator.core.switch import Phase, Switch
 from orchestrator.core.switch_steps import forward_steps
@@ -68,6 +69,8 @@ class Group:
         self.switch: Switch | None = None
         self.faults = Faults(self.site, self.leases, self.waiting, self.ledger)
         self._intruders = Intruders(self.site, self.leases)
+        self._claims_until_s = now
+        """So long nobody else is granted: a holder whose lease is not on record may come back and claim it."""
         self.overlap: str | None = None
         """Why the group is not served; None: it is."""
         self.first_seen_s = now
@@ -123,6 +126,22 @@ class Group:
     def give_back(self, event: YieldRequested, now: float) -> None:
         """A client gives its lease back, or repeats that."""
         self.leases.give_back(event, now)
+
+    def claim(self, session: Session, token: Token, now: float) -> None:
+        """Hear from a client that it holds a lease, and believe it if the store was lost: when the record knows nothing
+        of that token, and its job can run without anything being moved. Else nothing happens."""
+        holding = self.holding
+        if holding is not None and (holding.lease.job, holding.lease.token) == (session.job, token):
+            if session.id not in holding.lease.holders:
+                self.leases.adopt_share(session)
+            return
+        knows_of_it = token < self.last_token or self.leases.outcomes.of_token(token) is not None
+        is_served = self.site.is_known and self.overlap is None and session.job not in self.site.faults
+        if holding is None and self.switch is None and not knows_of_it and is_served and self._is_in_place(session.job):
+            self.last_token = token
+            self.site.use_token(token)
+            self._claims_until_s = now
+            self.leases.adopt(session, token, now)
 
     def cancel(self, call: CallId, now: float) -> None:
         """A call ended before its reply was written: its waiter leaves, or its lease is undone."""
@@ -218,6 +237,9 @@ class Group:
         self.last_token = token
         self.site.use_token(token)
         self.ledger.changed()
+        # The store is older than what the agents obey: who holds by a record that was lost says so when it is back.
+        self._claims_until_s = now + self._common.settings.reattach_s
+        self.site.look_at(self._claims_until_s, "claims")
         if self.switch is not None:
             self._intend(self.switch, self._next_token(), now)
 
@@ -265,7 +287,7 @@ class Group:
 
     def _serve(self, now: float) -> bool:
         """Begin to serve the next waiter, if there is one and every node is known."""
-        if not self.site.is_known or self.overlap is not None:
+        if not self.site.is_known or self.overlap is not None or now < self._claims_until_s:
             return False
         waiter = self.queue.first(now)
         if waiter is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from orchestrator.core import texts
 from orchestrator.core.common import Common
@@ -12,6 +13,7 @@ from orchestrator.core.holding import Holding
 from orchestrator.core.ledger import Ledger
 from orchestrator.core.operations import OperationKind
 from orchestrator.core.outcomes import Outcomes
+from orchestrator.core.sessions import Session
 from orchestrator.core.shares import Leaving, Shares
 from orchestrator.core.site import Site
 from orchestrator.core.timers import Timer
@@ -66,9 +68,36 @@ class Leases:
         """Go on where the record stands."""
         self.last_yield = record.last_yield
         self._previous_holder = record.resident
-        lease = record.lease
-        if lease is None:
-            return
+        if record.lease is not None:
+            self._go_on_with(record.lease, now)
+
+    def adopt(self, session: Session, token: Token, now: float) -> None:
+        """Take over a lease that a client says it holds, as if the record named it."""
+        lease = Lease(
+            group=self._site.group,
+            job=session.job,
+            token=token,
+            session=session.id,
+            accelerators=self._site.accelerators(),
+            ttl_s=session.ttl_s,
+            processes=session.processes,
+        )
+        self._go_on_with(lease, now)
+        self._ledger.changed()
+        self.changed_s = now
+        self._site.publish("adopted", session.job, detail=texts.adopted(lease))
+
+    def adopt_share(self, session: Session) -> None:
+        """Let another process of the job hold a lease that it says it shares."""
+        holding = self.holding
+        assert holding is not None
+        holding.lease = replace(holding.lease, shared=(*holding.lease.shared, self._shares.share_of(session.id)))
+        for known in (holding.may_know, holding.recorded, holding.announced):
+            known.add(session.id)
+        session.groups.add(self._site.group)
+        self._ledger.changed()
+
+    def _go_on_with(self, lease: Lease, now: float) -> None:
         # Whether its reply had left is not known: the job may be at work with it.
         holding = Holding(lease, now, has_restored=False, is_recorded=True, is_claimed=True, sessionless_since_s=now)
         holding.may_know.update(lease.holders)

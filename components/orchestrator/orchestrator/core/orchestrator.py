@@ -273,6 +273,10 @@ class Orchestrator:
                 if isinstance(session, Refusal):
                     self._out.append(Refuse(event.stream, session))
                     return
+                for name, token in event.claims:
+                    if name in self._groups:
+                        self._groups[name].claim(session, token, now)
+                        self._touch(name)
                 leases = [
                     lease
                     for name in sorted(session.groups)

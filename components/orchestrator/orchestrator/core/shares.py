@@ -47,7 +47,7 @@ class Shares:
         """Return the shares of those who wait besides the owner."""
         sessions = dict.fromkeys(waiter.session for waiter in waiters if waiter.session != owner)
         return tuple(
-            self._share(session, [w.request for w in waiters if w.is_named and w.session == session])
+            self.share_of(session, [w.request for w in waiters if w.is_named and w.session == session])
             for session in sessions
         )
 
@@ -154,7 +154,8 @@ class Shares:
             for waiter in self._queue.of_job(holding.lease.job)
         )
 
-    def _share(self, session: SessionId | None, requests: Sequence[RequestId]) -> Share:
+    def share_of(self, session: SessionId | None, requests: Sequence[RequestId] = ()) -> Share:
+        """Return what the record is to tell of a holder besides the owner."""
         known = self._common.session(session)
         return Share(
             session=session,

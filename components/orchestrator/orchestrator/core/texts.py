@@ -194,6 +194,14 @@ def given_back_by(session: SessionId | None, lease: Lease) -> str:
     return f"{who} of the same job gave the group back. Acquire it again before touching the device."
 
 
+def adopted(lease: Lease) -> str:
+    """The store knew nothing of it."""
+    return (
+        f"{holder(lease.session, lease.processes)} says that it holds lease {lease.token}, of which no record was left;"
+        " it goes on"
+    )
+
+
 def not_sharing(session: SessionId, lease: Lease) -> Refusal:
     """A Yield by a session that has no part in the lease."""
     return Refusal(

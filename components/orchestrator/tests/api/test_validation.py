@@ -9,7 +9,7 @@ from orchestrator.api.validation import RULES, problem_of
 from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 
 INVALID, UNIMPLEMENTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
-Session, Process = pb.SessionRequest, pb.ProcessRef
+Session, Process, Held = pb.SessionRequest, pb.ProcessRef, pb.HeldLease
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,9 @@ def test_requests_of_good_form_pass(request_: Any) -> None:
         (pb.SessionRequest(session_id="s", job_id="j", ttl_ms=-1), "ttl_ms", INVALID),
         (Session(session_id="s", job_id="j", processes=[Process(pid=1)]), "processes[0].node", INVALID),
         (Session(session_id="s", job_id="j", processes=[Process(node="n")]), "processes[0].pid", INVALID),
+        (Session(session_id="s", job_id="j", held=[Held(fencing_token=1)]), "held[0].group_id", INVALID),
+        (Session(session_id="s", job_id="j", held=[Held(group_id="g")]), "held[0].fencing_token", INVALID),
+        (Session(session_id="s", job_id="j", held=[Held(group_id="g")] * 5000), "held", INVALID),
         (pb.EvictRequest(group_id="g", job_id="j", reason="r" * 1025), "reason", INVALID),
         (pb.EvictRequest(group_id="g", job_id="j\t"), "job_id", INVALID),
     ],

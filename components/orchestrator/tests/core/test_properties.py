@@ -38,6 +38,7 @@ from orchestrator.core.types import (
     ProcessRef,
     RefusalCode,
     SessionId,
+    Token,
 )
 from world import World
 
@@ -149,6 +150,9 @@ class HostileWorld(RuleBasedStateMachine):
                 session=SessionId(name),
                 job=JobId(CLIENTS[client]),
                 processes=processes,
+                claims=tuple(
+                    (GroupId(group), Token(token)) for group, token, session in sorted(self.believes) if session == name
+                ),
             )
         )
         answer = self.w.answers.get(stream)

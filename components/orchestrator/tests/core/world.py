@@ -721,11 +721,20 @@ class World:
         """Return what the next call's number will be."""
         return CallId(self.last_call + 1)
 
-    def open(self, session: str, job: str, *processes: tuple[str, int], ttl_s: float = 0.0) -> CallId:
+    def open(
+        self,
+        session: str,
+        job: str,
+        *processes: tuple[str, int],
+        ttl_s: float = 0.0,
+        claims: tuple[tuple[GroupId, Token], ...] = (),
+    ) -> CallId:
         stream = self.call()
         refs = tuple(ProcessRef(NodeId(node), pid) for node, pid in processes)
         self.handle(
-            ev.SessionRenewed(stream=stream, session=SessionId(session), job=JobId(job), ttl_s=ttl_s, processes=refs)
+            ev.SessionRenewed(
+                stream=stream, session=SessionId(session), job=JobId(job), ttl_s=ttl_s, processes=refs, claims=claims
+            )
         )
         self.settle()
         return stream

@@ -102,7 +102,11 @@ class SessionKeeper:
                 continue
             await self._carry_out(self.kept.renewal_goes_out(self._clock()))
             yield wire.session_request(
-                session.id, session.job_id, session.ttl_s, self._registered.of_job(session.job_id)
+                session.id,
+                session.job_id,
+                session.ttl_s,
+                self._registered.of_job(session.job_id),
+                self.kept.take_claims(),
             )
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -29,6 +29,7 @@ class KeptSession:
         self._book, self._contact = book, contact
         self._last_failure = Status("UNAVAILABLE", "not tried yet")
         self._expected: list[HeldLease] = []
+        self._claims: list[HeldLease] = []
         self._renew_now = False
         self._said_overdue = False
         self._said_late = False
@@ -65,6 +66,12 @@ class KeptSession:
     def stream_begins(self) -> None:
         """The stream is opened: what is held from now on cannot be missing in its first answer."""
         self._expected = self._book.held_by_job(self.session.job_id)
+        self._claims = self._book.at_work(self._expected)
+
+    def take_claims(self) -> list[HeldLease]:
+        """What the next message says that the job holds: the first of a stream all of it, the others nothing."""
+        claims, self._claims = self._claims, []
+        return claims
 
     def sends_on(self, stream: int) -> bool:
         """True while messages go out on the stream of this number (`streams_ended` when it was opened)."""

@@ -138,6 +138,10 @@ class LeaseBook:
         """Everything that the job holds through this client."""
         return [HeldLease(holding, token) for holding, token in self._held.items() if holding.job_id == job_id]
 
+    def at_work(self, leases: Iterable[HeldLease]) -> list[HeldLease]:
+        """Those whose job may be at work: not frozen until its next turn."""
+        return [lease for lease in leases if self._frozen.get(lease.holding) != lease.token]
+
     def all_held(self) -> list[HeldLease]:
         """Everything that is held through this client."""
         return [HeldLease(holding, token) for holding, token in self._held.items()]

@@ -58,13 +58,14 @@ def yield_result(reply: pb2.YieldResponse) -> YieldResult:
 
 
 def session_request(
-    session_id: str, job_id: str, ttl_s: float, processes: Iterable[ProcessId]
+    session_id: str, job_id: str, ttl_s: float, processes: Iterable[ProcessId], claims: Iterable[HeldLease]
 ) -> pb2.SessionRequest:
     return pb2.SessionRequest(
         session_id=session_id,
         job_id=job_id,
         ttl_ms=int(ttl_s * 1000),
         processes=[pb2.ProcessRef(node=p.node, pid=p.pid, start_time=p.start_time) for p in processes],
+        held=[pb2.HeldLease(group_id=lease.holding.group_id, fencing_token=lease.token) for lease in claims],
     )
 
 

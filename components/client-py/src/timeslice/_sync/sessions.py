@@ -96,7 +96,11 @@ class SessionKeeper:
         while (effects := self._wait_until_due(stream)) is not None:
             self._carry_out(effects)
             yield wire.session_request(
-                session.id, session.job_id, session.ttl_s, self._registered.of_job(session.job_id)
+                session.id,
+                session.job_id,
+                session.ttl_s,
+                self._registered.of_job(session.job_id),
+                self.kept.take_claims(),
             )
 
     def _wait_until_due(self, stream: int) -> list[Effect] | None:
