@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -20,7 +19,8 @@ CLUSTER = pytest.StashKey[Installation]()
 
 def pytest_configure() -> None:
     # Bazel ends a test that takes too long with SIGTERM, and gives it some seconds: enough to delete the cluster.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    # Not sys.exit: that fails the test under way, and the next one begins.
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", returncode=1))
 
 
 @pytest.hookimpl(wrapper=True)
