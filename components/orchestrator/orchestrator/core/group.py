@@ -127,21 +127,26 @@ class Group:
         """A client gives its lease back, or repeats that."""
         self.leases.give_back(event, now)
 
-    def claim(self, session: Session, token: Token, now: float) -> None:
+    def claim(self, session: Session, token: Token, now: float) -> bool:
         """Hear from a client that it holds a lease, and believe it if the store was lost: when the record knows nothing
-        of that token, and its job can run without anything being moved. Else nothing happens."""
+        of that token, and its job can run without anything being moved. False: not every node is heard, and it cannot
+        be told yet; nothing was changed."""
         holding = self.holding
         if holding is not None and (holding.lease.job, holding.lease.token) == (session.job, token):
             if session.id not in holding.lease.holders:
                 self.leases.adopt_share(session)
-            return
+            return True
         knows_of_it = token < self.last_token or self.leases.outcomes.of_token(token) is not None
-        is_served = self.site.is_known and self.overlap is None and session.job not in self.site.faults
-        if holding is None and self.switch is None and not knows_of_it and is_served and self._is_in_place(session.job):
+        if holding is not None or self.switch is not None or knows_of_it:
+            return True
+        if not self.site.is_known:
+            return False
+        if self.overlap is None and session.job not in self.site.faults and self._is_in_place(session.job):
             self.last_token = token
             self.site.use_token(token)
             self._claims_until_s = now
             self.leases.adopt(session, token, now)
+        return True
 
     def cancel(self, call: CallId, now: float) -> None:
         """A call ended before its reply was written: its waiter leaves, or its lease is undone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from orchestrator.core import texts
+from orchestrator.core.claims import CLAIMS, Claims
 from orchestrator.core.common import Common
 from orchestrator.core.effects import (
     AnswerSession,
@@ -86,6 +87,7 @@ class Orchestrator:
         self._groups_by_node: dict[NodeId, set[GroupId]] = {}
         self._records: dict[GroupId, GroupRecord] = {}
         self._sessions = Sessions(settings, self._nodes, self._timers)
+        self._claims = Claims(self._groups, self._timers, settings.reattach_s, self._touch)
         self._graph = WaitGraph()
         self._calls: dict[CallId, GroupId] = {}
         self._common: Common | None = None
@@ -220,6 +222,8 @@ class Orchestrator:
         for timer in self._timers.take_due(now):
             if timer.group is None and timer.purpose == STARVED:
                 self._touch_groups_of(SessionId(timer.subject))
+            elif timer.group is None and timer.purpose == CLAIMS:
+                self._answer_waiting(now)
             elif timer.group is None:
                 self._end_sessions(self._sessions.wake(SessionId(timer.subject), now), now)
             elif timer.group in self._groups:
@@ -273,22 +277,32 @@ class Orchestrator:
                 if isinstance(session, Refusal):
                     self._out.append(Refuse(event.stream, session))
                     return
-                for name, token in event.claims:
-                    if name in self._groups:
-                        self._groups[name].claim(session, token, now)
-                        self._touch(name)
-                leases = [
-                    lease
-                    for name in sorted(session.groups)
-                    if (lease := held_by(self._groups[name].holding, session.id)) is not None
-                ]
-                self._out.append(AnswerSession(event.stream, session.id, session.ttl_s, tuple(leases)))
+                self._claims.hear(event, now)
+                self._answer(session, now)
             case SessionStreamLost(stream):
                 self._end_sessions(self._sessions.lose_stream(stream, now), now)
             case SessionClosed(stream):
                 self._end_sessions(self._sessions.close(stream, now), now)
             case _:
                 assert_never(event)
+
+    def _answer(self, session: Session, now: float) -> None:
+        """Tell a session what it holds, once for each of its messages, unless that cannot be told yet."""
+        answers = self._claims.settle(session, now)
+        leases = [
+            lease
+            for name in sorted(session.groups)
+            if (lease := held_by(self._groups[name].holding, session.id)) is not None
+        ]
+        for _ in range(answers):
+            assert session.stream is not None
+            self._out.append(AnswerSession(session.stream, session.id, session.ttl_s, tuple(leases)))
+
+    def _answer_waiting(self, now: float) -> None:
+        for name in self._claims.waiting():
+            session = self._sessions.get(name)
+            if session is not None:
+                self._answer(session, now)
 
     def _touch_groups_of(self, session: SessionId) -> None:
         """What this session's groups show may have changed."""
@@ -298,6 +312,7 @@ class Orchestrator:
 
     def _end_sessions(self, ended: list[Session], now: float) -> None:
         for session in ended:
+            self._claims.forget(session.id)
             for name in sorted(session.groups):
                 self._groups[name].session_ended(session.id, now)
                 self._touch(name)
@@ -382,6 +397,7 @@ class Orchestrator:
                 group.raise_token(node.fences[name].token, now)
             group.node_found(node.id, now, is_new=not was_connected)
             self._touch(name)
+        self._answer_waiting(now)
         self._end_sessions(self._sessions.node_changed(node.id, now), now)
 
     def _look_for_overlaps(self) -> None:

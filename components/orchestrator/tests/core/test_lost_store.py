@@ -61,6 +61,36 @@ def test_a_holder_goes_on_under_its_token(world: World, lease: Lease) -> None:
     assert following.token > lease.token
 
 
+def test_nodes_that_are_not_heard_yet_are_waited_for(world: World, lease: Lease) -> None:
+    for agent in world.agents.values():
+        agent.is_up = False
+    lose_the_store(world)
+    world.opened.clear()
+    world.open("session of a", "a", claims=((G, lease.token),))
+    world.open("session of b", "b")
+    assert [answer.session for answer in world.opened] == ["session of b"]
+    world.agent("n1").is_up = True
+    world.reconnect("n1")
+    assert len(world.opened) == 1
+    world.agent("n2").is_up = True
+    world.reconnect("n2")
+    [_, answer] = world.opened
+    assert [held.token for held in answer.leases] == [lease.token]
+
+
+def test_nodes_that_stay_silent_are_waited_for_a_moment_only(world: World, lease: Lease) -> None:
+    for agent in world.agents.values():
+        agent.is_up = False
+    lose_the_store(world)
+    world.opened.clear()
+    world.open("session of a", "a", claims=((G, lease.token),))
+    world.advance(1.9)
+    assert world.opened == []
+    world.advance(0.2)
+    [answer] = world.opened
+    assert answer.leases == ()
+
+
 def test_it_is_on_record_again(world: World, lease: Lease) -> None:
     lose_the_store(world)
     come_back(world, "session of a", "a", lease.token)
