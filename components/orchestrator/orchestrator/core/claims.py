@@ -51,7 +51,7 @@ class Claims:
     def settle(self, session: Session, now: float) -> int:
         """Let the groups decide what they can, and return how many messages are to be answered now.
 
-        A group of which not every node is heard cannot tell: after `patience_s` it is not waited for any more.
+        A group that cannot tell yet is waited for at most `patience_s`.
         """
         known = self._open.get(session.id)
         if known is None:

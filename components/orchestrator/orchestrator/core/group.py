@@ -70,7 +70,8 @@ class Group:
         self.faults = Faults(self.site, self.leases, self.waiting, self.ledger)
         self._intruders = Intruders(self.site, self.leases)
         self._claims_until_s = now
-        """So long nobody else is granted: a holder whose lease is not on record may come back and claim it."""
+        """So long nobody is granted or taken for an intruder: a holder whose lease is not on record may come back and
+        claim it."""
         self.overlap: str | None = None
         """Why the group is not served; None: it is."""
         self.first_seen_s = now
@@ -129,8 +130,8 @@ class Group:
 
     def claim(self, session: Session, token: Token, now: float) -> bool:
         """Hear from a client that it holds a lease, and believe it if the store was lost: when the record knows nothing
-        of that token, and its job can run without anything being moved. False: not every node is heard, and it cannot
-        be told yet; nothing was changed."""
+        of that token, and its job can run without anything being moved. False: that cannot be told yet, since not every
+        node is heard, or something is under way; nothing was changed."""
         holding = self.holding
         if holding is not None and (holding.lease.job, holding.lease.token) == (session.job, token):
             if session.id not in holding.lease.holders:
@@ -139,7 +140,7 @@ class Group:
         knows_of_it = token < self.last_token or self.leases.outcomes.of_token(token) is not None
         if holding is not None or self.switch is not None or knows_of_it:
             return True
-        if not self.site.is_known:
+        if not self.site.is_known or len(self.site.operations):
             return False
         if self.overlap is None and session.job not in self.site.faults and self._is_in_place(session.job):
             self.last_token = token
@@ -274,7 +275,8 @@ class Group:
                 break
         else:
             raise AssertionError(f"group {self.id!r} does not come to rest")
-        self._intruders.lock(now)
+        if now >= self._claims_until_s:
+            self._intruders.lock(now)
         self.standing.tell_silence(now)
         self.standing.update(standing(self, self._common.sessions, now))
         self.ledger.flush(self.record, now)

@@ -48,6 +48,7 @@ def come_back(world: World, session: str, job: str, token: Token) -> tuple[CallI
 
 def test_a_holder_goes_on_under_its_token(world: World, lease: Lease) -> None:
     lose_the_store(world)
+    assert world.states("a") == ["running"] * 2, "it was stopped"
     waiting = world.ask("b")
     _, held = come_back(world, "session of a", "a", lease.token)
     assert held == [lease.token]
@@ -59,6 +60,12 @@ def test_a_holder_goes_on_under_its_token(world: World, lease: Lease) -> None:
     following = world.lease(waiting)
     assert following is not None
     assert following.token > lease.token
+
+
+def test_who_is_on_the_device_and_claims_nothing_is_locked_then(world: World, lease: Lease) -> None:
+    lose_the_store(world)
+    world.advance(3.0)
+    assert world.states("a") == ["locked"] * 2
 
 
 def test_nodes_that_are_not_heard_yet_are_waited_for(world: World, lease: Lease) -> None:
