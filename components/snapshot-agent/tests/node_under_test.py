@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from fake_proc import FakeProc
+from ordering_stub import OrderingStub
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 from snapshot_agent_server.api.service import SnapshotAgentService
@@ -114,16 +115,20 @@ def connected(address: str) -> grpc.aio.Channel:
 
 
 @asynccontextmanager
-async def following(address: str, epoch: int = 0) -> AsyncIterator[Client]:
-    """A client whose Watch has delivered its first event."""
+async def following(address: str, epoch: int = 0, *, by_orders: bool = False) -> AsyncIterator[Client]:
+    """A client whose Watch has delivered its first event; `by_orders`: it gives orders on one stream."""
     async with connected(address) as channel:
         client = Client(channel)
+        if by_orders:
+            client.stub = OrderingStub(client.stub)
         watch = asyncio.create_task(client.follow(epoch), name="watch")
         try:
             await client.until(lambda: client.events)
             yield client
         finally:
             watch.cancel()
+            if by_orders:
+                client.stub.close()
             await asyncio.wait((watch,))
             if not watch.cancelled():
                 watch.exception()  # a stream that the agent ended: the test has seen what it wanted
@@ -182,6 +187,7 @@ class FakeNode:
         self.targets = Targets()
         self.incarnations = 0
         self.sample_interval_s = 0.02
+        self.by_orders = False
         self.shell: AgentShell
 
     def process(self, size: int | None = 10 * MIB, gpu: AcceleratorId = GPU) -> int:
@@ -229,7 +235,8 @@ class FakeNode:
                 sample_interval_s=self.sample_interval_s,
                 processes=self.proc.folder,
             )
-            async with serving(self.shell, self.address), following(self.address, epoch) as client:
+            follower = following(self.address, epoch, by_orders=self.by_orders)
+            async with serving(self.shell, self.address), follower as client:
                 yield client
         finally:
             store.close()

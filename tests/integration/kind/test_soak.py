@@ -22,7 +22,7 @@ from job_pod import HERE, claim, code, in_namespace, new_claim_name, pod
 from kube import Kube, Object
 from system_pods import AGENT, gpu_mock
 
-from timeslice_demo.ground_truth import JournalLine, Lease, judge, read_journal
+from timeslice_demo.ground_truth import LOCK, JournalLine, Lease, judge, read_journal
 from timeslice_demo.process_id import ProcessId
 from timeslice_demo.recorded import Pool
 from timeslice_kind.progress import say
@@ -181,23 +181,41 @@ def lives(text: str) -> list[Life]:
     return found
 
 
-def leases(group: list[Life]) -> list[Lease]:
-    """As the jobs saw them. Who was killed holding has held until somebody else did."""
+def leases(group: list[Life], journal: list[JournalLine], *, at_most: bool) -> list[Lease]:
+    """As the jobs saw them. Who was killed holding has held at most until somebody else did, and at least as long as
+    the journal shows it at work."""
     begins = sorted(begin for life in group for begin, _ in life.held if begin is not None)
+    last_seen: dict[ProcessId, int] = {}
+    for line in journal:
+        last_seen[line.process] = max(last_seen.get(line.process, 0), line.end_ns or line.begin_ns)
     made = []
     for life in group:
         for begin, end in life.held:
             assert begin is not None
-            later = next((other for other in begins if other > begin), begin + (1 << 62))
-            made.append(Lease(life.job, pool(life.group), begin, later if end is None else end))
+            if end is None and at_most:
+                end = next((other for other in begins if other > begin), begin + (1 << 62))
+            elif end is None:
+                end = max(begin, last_seen.get(life.process, 0))
+            made.append(Lease(life.job, pool(life.group), begin, end))
     return sorted(made, key=lambda lease: lease.begin_ns)
+
+
+def united(held: list[Lease]) -> list[Lease]:
+    """With one lease in place of those of a job that overlap."""
+    made: list[Lease] = []
+    for lease in sorted(held, key=lambda lease: (lease.job, lease.begin_ns)):
+        if made and made[-1].job == lease.job and lease.begin_ns <= made[-1].end_ns:
+            made[-1] = replace(made[-1], end_ns=max(made[-1].end_ns, lease.end_ns))
+        else:
+            made.append(lease)
+    return made
 
 
 def unshared(held: list[Lease]) -> list[Lease]:
     """Without those that two pods of a job had together while one replaced the other (row 41).
 
     The one that does not own the lease learns of its end a little later than the next job is granted. Its process is
-    locked by then, and the journal tells whether it was.
+    locked by then: device time without a lease would tell if it was not.
     """
     by_job: dict[str, list[Lease]] = {}
     for lease in held:
@@ -264,14 +282,20 @@ def test_random_kills_lose_nothing(timeslice: Installation, kube: Kube) -> None:
     for group, node in timeslice.nodes.items():
         text = Hands(kube, NAMESPACE).run(node, "sh", "-c", f"cat /host{FOLDER}/*.{group}.*")
         own = lives(text)
-        held = leases(own)
-        assert all(first.end_ns <= second.begin_ns for first, second in itertools.pairwise(unshared(held)))
         journal = [
             line for line in read_journal(gpu_mock(kube, node, "journal", "--json")) if line.begin_ns > began_ns
         ]
+        journal = finished(journal, own)
+        held = leases(own, journal, at_most=True)
+        alone = unshared(held)
+        assert all(first.end_ns <= second.begin_ns for first, second in itertools.pairwise(alone))
+        at_least = leases(own, journal, at_most=False)
+        certain = [least for most, least in zip(held, at_least, strict=True) if most in alone]
         owners = {life.process: (life.job, pool(group)) for life in own}
         [device] = {line.device for line in journal if line.device is not None and line.process in owners}
-        verdict = judge(finished(journal, own), held, owners, {pool(group): device})
+        ordinals = {pool(group): device}
+        verdict = judge(journal, united(held), owners, ordinals)
+        locked = judge(journal, certain, owners, ordinals).locks_during_lease
         failures = [
             note["error"]
             for life in own
@@ -280,12 +304,19 @@ def test_random_kills_lose_nothing(timeslice: Installation, kube: Kube) -> None:
         ]
         say(
             f"soak: {group}: {len(held)} leases of {len(own)} processes, {verdict.device_s:.1f} s of device time,"
-            f" {len(failures)} failed calls {sorted(set(failures))[:5]}, {verdict}"
+            f" {len(failures)} failed calls {sorted(set(failures))[:5]}, locked in {locked} of {len(certain)} leases,"
+            f" {verdict}"
         )
         assert [note for life in own for note in life.notes if note["what"] == "corrupt"] == []
         lost = [note["text"] for life in own for note in life.notes if note["what"] == "lost"]
         assert [text for text in lost if HANDED_ON not in text] == []
         assert (verdict.device_s_without_lease, verdict.touches_without_lease) == (0, 0), verdict.examples
-        assert verdict.locks_during_lease == 0
+        assert locked == 0, [
+            (line, lease)
+            for line in journal
+            for lease in certain
+            if line.kind == LOCK and line.process in owners and owners[line.process][0] == lease.job
+            and lease.begin_ns <= line.begin_ns < lease.end_ns
+        ]
         assert verdict.device_s > 0
         assert not failures

@@ -9,10 +9,10 @@ import asyncio
 import itertools
 import uuid
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -78,8 +78,24 @@ class _Operation:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class _Aborted(Exception):
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.refusal = pb.OrderRefusal(code=code.value[0], details=details)
+
+
+class _OrderContext:
+    """What a method needs of the context of its call, for an order of a stream."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        raise _Aborted(code, details)
+
+
 class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
     """One node's agent. `accelerators` maps an accelerator's id to the groups that it belongs to."""
+
+    takes_orders = True
+    """Whether it has the stream for orders."""
 
     def __init__(
         self,
@@ -271,6 +287,28 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
             self.remove(held.job, held.group)
         await self._leave(behaviour, context)
         return pb.KillResponse(killed_pids=[pid for held in killed for pid in held.pids])
+
+    async def Orders(self, orders: AsyncIterator[pb.Order], context: Any) -> None:
+        if self.old_contract or not self.takes_orders:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        methods: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
+            "snapshot": self.Snapshot, "restore": self.Restore, "lock": self.Lock, "unlock": self.Unlock
+        }
+        writing = asyncio.Lock()
+
+        async def carry_out(order: pb.Order) -> None:
+            kind = order.WhichOneof("call")
+            assert kind is not None
+            try:
+                told = pb.OrderAnswer(id=order.id, **{kind: await methods[kind](getattr(order, kind), _OrderContext())})
+            except _Aborted as error:
+                told = pb.OrderAnswer(id=order.id, refusal=error.refusal)
+            async with writing:
+                await context.write(told)
+
+        async with asyncio.TaskGroup() as tasks:
+            while (order := await context.read()) is not grpc.aio.EOF:
+                tasks.create_task(carry_out(order))
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.AgentEvent]:
         await self._enter("Watch", request, context)

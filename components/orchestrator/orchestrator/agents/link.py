@@ -6,7 +6,7 @@ asked instead (`polling.py`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -14,6 +14,7 @@ import grpc
 from orchestrator.agents import wire
 from orchestrator.agents.calls import AgentError, answer
 from orchestrator.agents.dialing import Dialer
+from orchestrator.agents.order_stream import OrderStream
 from orchestrator.agents.polling import PolledAgent
 from orchestrator.agents.target import AgentTarget, Backoff, LinkSettings
 from orchestrator.core.effects import (
@@ -68,6 +69,7 @@ class AgentLink:
         self._post = post
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
+        self._orders: OrderStream
         self._stream: Any = None
         self._polled: PolledAgent | None = None
         self._is_connected = False
@@ -81,6 +83,7 @@ class AgentLink:
         """Connect, follow, connect again, until cancelled. HigherEpoch: the agent follows somebody else."""
         async with self._dialer.channel(self.target.address) as self._channel:
             self._stub = pb_grpc.SnapshotAgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
+            self._orders = OrderStream(self._stub)
             backoff = Backoff(self._settings.reconnect_first_s, self._settings.reconnect_last_s)
             try:
                 while True:
@@ -89,6 +92,7 @@ class AgentLink:
                     await asyncio.sleep(backoff.next())
             finally:
                 self._is_connected = False  # calls that have not begun find no closed channel
+                self._orders.close()
 
     def announce(self, effect: AgentEffect) -> bool:
         """An effect is about to be performed; False: it need not be, for it goes with the snapshot that it follows."""
@@ -183,6 +187,7 @@ class AgentLink:
 
     def _connected(self) -> None:
         self._is_connected, self._was_told_lost = True, False
+        self._orders.forget()
 
     def _lost(self, reason: str) -> None:
         """Tell the core once per silence, not once per attempt."""
@@ -206,24 +211,19 @@ class AgentLink:
     async def _perform(
         self, effect: LockContext | UnlockContext | StartSnapshot | StartRestore | QueryOperation
     ) -> None:
+        limit_s = self._settings.call_timeout_s
         match effect:
             case LockContext():
-                deadline_s = effect.timeout_s + self._settings.call_timeout_s
-                await self._call(effect, lambda: self._stub.Lock(wire.lock_request(effect), timeout=deadline_s),
-                                 Locked(self._node, effect.operation))
+                locked = Locked(self._node, effect.operation)
+                await self._order(effect, "lock", wire.lock_request(effect), effect.timeout_s + limit_s, locked)
             case UnlockContext():
-                await self._call(
-                    effect, lambda: self._stub.Unlock(wire.unlock_request(effect), timeout=effect.timeout_s),
-                    Unlocked(self._node, effect.operation))
+                unlocked = Unlocked(self._node, effect.operation)
+                await self._order(effect, "unlock", wire.unlock_request(effect), effect.timeout_s, unlocked)
             case StartSnapshot():
-                deadline_s = self._settings.call_timeout_s
-                await self._call(
-                    effect, lambda: self._stub.Snapshot(wire.snapshot_request(effect), timeout=deadline_s), None)
+                await self._order(effect, "snapshot", wire.snapshot_request(effect), limit_s, None)
             case StartRestore():
                 # Sent right behind the operation that it follows. Should the agent see it first, it waits a moment.
-                deadline_s = self._settings.call_timeout_s
-                await self._call(
-                    effect, lambda: self._stub.Restore(wire.restore_request(effect), timeout=deadline_s), None)
+                await self._order(effect, "restore", wire.restore_request(effect), limit_s, None)
             case QueryOperation():
                 await self._query(effect)
 
@@ -232,7 +232,7 @@ class AgentLink:
         assert isinstance(effect, StartSnapshot), "restores go with snapshots"
         request = wire.snapshot_request(effect, then)
         try:
-            accepted = await answer(self._stub.Snapshot(request, timeout=self._settings.call_timeout_s))
+            accepted = await self._orders.order("snapshot", request, self._settings.call_timeout_s)
         except AgentError as error:
             self._fail(effect, error.kind, str(error))
             self._fail(then, error.kind, str(error))
@@ -242,10 +242,12 @@ class AgentLink:
         if accepted.then_operation_id != then.operation:
             await self.perform(then)
 
-    async def _call(self, effect: AgentEffect, call: Callable[[], Awaitable[Any]], done: Event | None) -> None:
-        """Make a call, and post `done` (None: its end comes later), or that it failed."""
+    async def _order(
+        self, effect: AgentEffect, kind: str, request: Any, timeout_s: float, done: Event | None
+    ) -> None:
+        """Give an order, and post `done` (None: its end comes later), or that it failed."""
         try:
-            await answer(call())
+            await self._orders.order(kind, request, timeout_s)
         except AgentError as error:
             self._fail(effect, error.kind, str(error))
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -38,6 +38,13 @@ from orchestrator.core.types import (
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["orders", "calls"])
+def takes_orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the agents have the stream for orders; nothing else depends on it."""
+    monkeypatch.setattr(FakeAgent, "takes_orders", request.param)
+    return bool(request.param)
+
+
 def agent(**options: bool) -> FakeAgent:
     return FakeAgent({"GPU-0": ["g"]}, **options)
 

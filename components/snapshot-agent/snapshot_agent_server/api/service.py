@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Collection
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -15,6 +16,7 @@ from snapshot_agent_server.api import requests
 from snapshot_agent_server.api.channels import Channel
 from snapshot_agent_server.api.errors import BadRequest, NotBuilt, RefusedCall, abort
 from snapshot_agent_server.api.messages import operation_response
+from snapshot_agent_server.api.order_stream import Method, serve_orders
 from snapshot_agent_server.api.streams import Stream, StreamEnd
 from snapshot_agent_server.core.effects import Accept, ChannelEnd, EndChannel
 from snapshot_agent_server.core.ids import GroupId, OperationId
@@ -119,6 +121,17 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
         except (BadRequest, RefusedCall) as error:
             await abort(context, error)
         return pb.KillResponse(killed_pids=accepted.killed_pids)
+
+    async def Orders(self, orders: AsyncIterator[pb.Order], context: Context) -> None:
+        # By the class: whoever may open the stream may give each of its orders, and is not asked again.
+        service = SnapshotAgentService
+        methods: dict[str, Method] = {
+            "snapshot": partial(service.Snapshot, self),
+            "restore": partial(service.Restore, self),
+            "lock": partial(service.Lock, self),
+            "unlock": partial(service.Unlock, self),
+        }
+        await serve_orders(methods, context)
 
     async def GetOperation(self, request: pb.GetOperationRequest, context: Context) -> pb.GetOperationResponse:
         try:

@@ -1,18 +1,31 @@
-"""Snapshot, Restore, Lock, Unlock and Kill through gRPC, on a fake driver with real processes."""
+"""Snapshot, Restore, Lock, Unlock and Kill through gRPC: by calls, and by orders on one stream.
+
+On a fake driver with real processes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
 
 import grpc
 import pytest
 
 from node_under_test import GPU, GPU1, MIB, FakeNode
+from ordering_stub import OrderingStub
 from snapshot_agent.v1alpha1 import snapshot_agent_pb2 as pb
 from snapshot_agent_server.core.outcomes import DriverState, Verb
 from snapshot_agent_server.driver.fake import Fault
+
+
+@pytest.fixture(params=[False, True], ids=["calls", "orders"])
+def node(make_node: Callable[..., FakeNode], request: pytest.FixtureRequest) -> FakeNode:
+    node = make_node()
+    node.by_orders = request.param
+    return node
 
 
 async def test_a_context_is_saved_and_comes_back(node: FakeNode) -> None:
@@ -114,3 +127,49 @@ async def test_a_stale_kill_kills_nobody(node: FakeNode, token: int, epoch: int)
         await client.kill("a", fencing_token=3, leader_epoch=2)
         await client.until(lambda: ("a", "g") in client.gone)
         assert (await client.stub.Status(pb.StatusRequest())).fences[0].fencing_token == 3
+
+
+async def test_an_order_that_takes_long_holds_no_other_up(make_node: Callable[..., FakeNode]) -> None:
+    node = make_node()
+    async with node.up() as client:
+        slow, quick = node.process(), node.process(gpu=GPU1)
+        await client.register("a", "g", slow)
+        await client.register("b", "h", quick)
+        orders = OrderingStub(client.stub)
+        node.driver.faults = [Fault(Verb.LOCK, slow, times=1)]  # hangs until its time is over
+        lock = pb.LockRequest(context=pb.ContextRef(job_id="a", group="g"), timeout_ms=2000)
+        locking = asyncio.create_task(orders.Lock(lock))
+        other = pb.LockRequest(context=pb.ContextRef(job_id="b", group="h"), timeout_ms=2000)
+        assert (await orders.Lock(other)).locked_pids == [quick]
+        assert not locking.done()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await locking
+        orders.close()
+
+
+async def test_an_order_of_a_later_contract_is_refused_alone(make_node: Callable[..., FakeNode]) -> None:
+    async with make_node().up() as client:
+        orders = OrderingStub(client.stub)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await orders.order()
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await orders.Unlock(pb.UnlockRequest(context=pb.ContextRef(job_id="a", group="nowhere")))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        orders.close()
+
+
+async def test_what_was_ordered_goes_on_when_the_stream_breaks(
+    make_node: Callable[..., FakeNode], caplog: pytest.LogCaptureFixture
+) -> None:
+    node = make_node()
+    async with node.up() as client:
+        pid = node.process()
+        await client.register("a", "g", pid)
+        orders = OrderingStub(client.stub)
+        await orders.Snapshot(pb.SnapshotRequest(job_id="a", group="g", operation_id="s1"))
+        orders.close()
+        ended = await client.until(lambda: client.ended.get("s1"))
+        assert ended.status == pb.OPERATION_STATUS_COMPLETE
+        await client.restore("a", id="r1")
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -27,6 +27,7 @@ ORDERS: dict[str, Any] = {
     "Unlock": pb.UnlockRequest(context=CONTEXT),
     "Kill": pb.KillRequest(context=CONTEXT),
     "Watch": pb.WatchRequest(),
+    "Orders": pb.Order(id=1, unlock=pb.UnlockRequest(context=CONTEXT)),
 }
 
 
@@ -70,9 +71,12 @@ def served_at(agent: AgentProcess) -> str:
 
 async def outcome(channel: grpc.aio.Channel, method: str) -> tuple[grpc.StatusCode, str]:
     """What becomes of an order: OK for a stream as soon as it says something."""
-    call = getattr(pb_grpc.SnapshotAgentServiceStub(channel), method)(ORDERS[method], timeout=10.0)  # type: ignore[no-untyped-call]
+    stub: Any = pb_grpc.SnapshotAgentServiceStub(channel)  # type: ignore[no-untyped-call]
+    call = stub.Orders(timeout=10.0) if method == "Orders" else getattr(stub, method)(ORDERS[method], timeout=10.0)
     try:
-        if method == "Watch":
+        if method == "Orders":
+            await call.write(ORDERS[method])
+        if method in ("Watch", "Orders"):
             assert await call.read() is not grpc.aio.EOF
             call.cancel()
             return grpc.StatusCode.OK, ""
