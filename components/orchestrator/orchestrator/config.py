@@ -44,6 +44,10 @@ class OrchestratorConfig:
     reattach_s: float = 2.0
     """After a start, how long groups wait for recorded waiters to come back before they grant in the old order."""
 
+    claims_wait_s: float = 10.0
+    """After a store was lost, how long nobody is granted, so that holders can come back and say that they are: longer
+    than a client's attempt to connect, which is 5 s."""
+
     detached_grace_s: float = 10.0
     """How long a waiter without a session keeps its place with no call attached."""
 

@@ -205,6 +205,7 @@ def core_settings(config: OrchestratorConfig) -> CoreSettings:
         session_ttl_s=config.session_ttl_s,
         start_grace_s=config.start_grace_s,
         reattach_s=config.reattach_s,
+        claims_wait_s=config.claims_wait_s,
         detached_grace_s=config.detached_grace_s,
         lock_timeout_s=config.lock_timeout_s,
         operation_timeout_s=config.operation_timeout_s,

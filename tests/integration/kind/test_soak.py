@@ -22,7 +22,7 @@ from job_pod import HERE, claim, code, in_namespace, new_claim_name, pod
 from kube import Kube, Object
 from system_pods import AGENT, gpu_mock
 
-from timeslice_demo.ground_truth import LOCK, JournalLine, Lease, judge, read_journal
+from timeslice_demo.ground_truth import LOCK, TOUCHES, WORK, JournalLine, Lease, judge, read_journal
 from timeslice_demo.process_id import ProcessId
 from timeslice_demo.recorded import Pool
 from timeslice_kind.progress import say
@@ -182,20 +182,22 @@ def lives(text: str) -> list[Life]:
 
 
 def leases(group: list[Life], journal: list[JournalLine], *, at_most: bool) -> list[Lease]:
-    """As the jobs saw them. Who was killed holding has held at most until somebody else did, and at least as long as
-    the journal shows it at work."""
-    begins = sorted(begin for life in group for begin, _ in life.held if begin is not None)
-    last_seen: dict[ProcessId, int] = {}
+    """As the jobs saw them. Who was killed holding has held at most until another job did, and at least as long as the
+    journal shows it at work."""
+    begins = sorted((begin, life.job) for life in group for begin, _ in life.held if begin is not None)
+    at_work: dict[ProcessId, int] = {}
     for line in journal:
-        last_seen[line.process] = max(last_seen.get(line.process, 0), line.end_ns or line.begin_ns)
+        if line.kind in WORK + TOUCHES:
+            at_work[line.process] = max(at_work.get(line.process, 0), line.end_ns or line.begin_ns)
     made = []
     for life in group:
         for begin, end in life.held:
             assert begin is not None
             if end is None and at_most:
-                end = next((other for other in begins if other > begin), begin + (1 << 62))
+                others = (other for other, job in begins if other > begin and job != life.job)
+                end = next(others, begin + (1 << 62))
             elif end is None:
-                end = max(begin, last_seen.get(life.process, 0))
+                end = max(begin, at_work.get(life.process, 0))
             made.append(Lease(life.job, pool(life.group), begin, end))
     return sorted(made, key=lambda lease: lease.begin_ns)
 

@@ -244,7 +244,7 @@ class Group:
         self.site.use_token(token)
         self.ledger.changed()
         # The store is older than what the agents obey: who holds by a record that was lost says so when it is back.
-        self._claims_until_s = now + self._common.settings.reattach_s
+        self._claims_until_s = now + self._common.settings.claims_wait_s
         self.site.look_at(self._claims_until_s, "claims")
         if self.switch is not None:
             self._intend(self.switch, self._next_token(), now)

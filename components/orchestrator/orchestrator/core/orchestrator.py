@@ -87,7 +87,7 @@ class Orchestrator:
         self._groups_by_node: dict[NodeId, set[GroupId]] = {}
         self._records: dict[GroupId, GroupRecord] = {}
         self._sessions = Sessions(settings, self._nodes, self._timers)
-        self._claims = Claims(self._groups, self._timers, settings.reattach_s, self._touch)
+        self._claims = Claims(self._groups, self._timers, settings.claims_wait_s, self._touch)
         self._graph = WaitGraph()
         self._calls: dict[CallId, GroupId] = {}
         self._common: Common | None = None

@@ -179,6 +179,9 @@ class CoreSettings:
     """How long a lease without session may stand before any process of its job was seen."""
     reattach_s: float = 2.0
     """How long grants wait, after a restart, for waiters to come back, and for a waiter between two wait slices."""
+    claims_wait_s: float = 10.0
+    """How long nobody is granted when agents know more than the store, which was lost: holders come back meanwhile and
+    say that they are. Longer than a client's attempt to connect."""
     detached_grace_s: float = 10.0
     """How long a waiter without session keeps its place with no call attached."""
     lock_timeout_s: float = 10.0

@@ -64,7 +64,7 @@ def test_a_holder_goes_on_under_its_token(world: World, lease: Lease) -> None:
 
 def test_who_is_on_the_device_and_claims_nothing_is_locked_then(world: World, lease: Lease) -> None:
     lose_the_store(world)
-    world.advance(3.0)
+    world.advance(11.0)
     assert world.states("a") == ["locked"] * 2
 
 
@@ -91,7 +91,7 @@ def test_nodes_that_stay_silent_are_waited_for_a_moment_only(world: World, lease
     lose_the_store(world)
     world.opened.clear()
     world.open("session of a", "a", claims=((G, lease.token),))
-    world.advance(1.9)
+    world.advance(9.9)
     assert world.opened == []
     world.advance(0.2)
     [answer] = world.opened
@@ -112,7 +112,7 @@ def test_it_is_on_record_again(world: World, lease: Lease) -> None:
 def test_nobody_who_may_hold_is_waited_for_longer_than_a_moment(world: World, lease: Lease) -> None:
     lose_the_store(world)
     waiting = world.ask("b")
-    world.advance(1.5)
+    world.advance(9.5)
     assert world.lease(waiting) is None
     world.advance(1.0)
     following = world.lease(waiting)

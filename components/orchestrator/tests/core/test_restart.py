@@ -123,7 +123,7 @@ def test_tokens_rise_above_what_the_agents_have_seen_when_the_store_is_lost(worl
     world.store.records.clear()
     restart(world)
     call = world.ask("a")
-    world.advance(3.0)  # a holder may be back meanwhile: test_lost_store.py
+    world.advance(11.0)  # a holder may be back meanwhile: test_lost_store.py
     lease = world.lease(call)
     assert lease is not None
     assert lease.token > 40

@@ -18,7 +18,7 @@ from timeslice_orchestrator.v1alpha1 import orchestrator_pb2_grpc as pb_grpc
 LIMIT_S = 20.0
 LOOK_AGAIN_S = 0.05
 """Some of what status shows comes with time alone, for which there is no event."""
-QUICK = ("--reattach-s", "0.5", "--backoff-s", "0.02")
+QUICK = ("--reattach-s", "0.5", "--claims-wait-s", "0.5", "--backoff-s", "0.02")
 """Times for tests that would wait for the defaults."""
 
 

@@ -299,6 +299,25 @@ async def test_row_42_a_lost_store_is_taken_up_above_what_agents_know(tmp_path: 
         assert agent.epoch > seen
 
 
+async def test_row_42_a_holder_that_says_so_goes_on(tmp_path: Path) -> None:
+    agent = node()
+    agent.epoch, agent.tokens["g"] = 1, 900
+    agent.put("a", "g", state=RUNNING)
+    async with cluster(tmp_path, "--claims-wait-s", "30", nodes={"n1": agent}) as up:
+        waiting = up.acquire("b")
+        await up.queued(1)
+        session = up.stub.Session()
+        held = [pb.HeldLease(group_id="g", fencing_token=900)]
+        await session.write(pb.SessionRequest(session_id="s", job_id="a", held=held))
+        notice = await session.read()
+        assert [(lease.job_id, lease.fencing_token) for lease in notice.opened.leases] == [("a", 900)]
+        assert not agent.contexts["a", "g"].locked
+        await up.stub.Yield(pb.YieldRequest(job_id="a", group_id="g", session_id="s", fencing_token=900))
+        async with asyncio.timeout(LIMIT_S):
+            assert (await waiting).leases[0].fencing_token > 900
+        session.cancel()
+
+
 async def test_row_42_an_agent_that_comes_later_and_knows_more_is_taken_up_above_too(tmp_path: Path) -> None:
     agent = node()
     agent.epoch, agent.tokens["g"] = 50, 900
