@@ -69,6 +69,7 @@ def take_turns(folder: str, job: str, group: str) -> None:
             state.busy(BUSY_US)
             diary.note("releasing")
             client.release()
+            diary.note("released")
             turn += 1
         except OrchestratorError as error:
             diary.note("failed", error=f"{error.code}: {error}")

@@ -6,12 +6,10 @@ TIMESLICE_SOAK_S: how long (default 180). TIMESLICE_SOAK_SEED: which kills; each
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -20,11 +18,10 @@ from hands import Hands
 from installation import SYSTEM, Installation
 from job_pod import HERE, claim, code, in_namespace, new_claim_name, pod
 from kube import Kube, Object
+from soak_leases import finished, leases, lives, pool, united, unshared
 from system_pods import AGENT, gpu_mock
 
-from timeslice_demo.ground_truth import LOCK, TOUCHES, WORK, JournalLine, Lease, judge, read_journal
-from timeslice_demo.process_id import ProcessId
-from timeslice_demo.recorded import Pool
+from timeslice_demo.ground_truth import LOCK, judge, read_journal
 from timeslice_kind.progress import say
 
 NAMESPACE = "soak"
@@ -152,106 +149,6 @@ class Faults:
         return f"killed {' '.join(words)} on {node}"
 
 
-@dataclass
-class Life:
-    """What one process of a job wrote down."""
-
-    job: str
-    group: str
-    process: ProcessId
-    held: list[list[int | None]] = field(default_factory=list)
-    """[acquired, releasing]; None: it did not come to that."""
-    notes: list[dict[str, Any]] = field(default_factory=list)
-
-
-def lives(text: str) -> list[Life]:
-    """From all files, one after the other."""
-    found: list[Life] = []
-    for line in text.splitlines():
-        note = json.loads(line)
-        match note["what"]:
-            case "began":
-                found.append(Life(note["job"], note["group"], ProcessId(*note["process"])))
-            case "acquired":
-                found[-1].held.append([note["at_ns"], None])
-            case "releasing":
-                found[-1].held[-1][1] = note["at_ns"]
-            case _:
-                found[-1].notes.append(note)
-    return found
-
-
-def leases(group: list[Life], journal: list[JournalLine], *, at_most: bool) -> list[Lease]:
-    """As the jobs saw them. Who was killed holding has held at most until another job did, and at least as long as the
-    journal shows it at work."""
-    begins = sorted((begin, life.job) for life in group for begin, _ in life.held if begin is not None)
-    at_work: dict[ProcessId, int] = {}
-    for line in journal:
-        if line.kind in WORK + TOUCHES:
-            at_work[line.process] = max(at_work.get(line.process, 0), line.end_ns or line.begin_ns)
-    made = []
-    for life in group:
-        for begin, end in life.held:
-            assert begin is not None
-            if end is None and at_most:
-                others = (other for other, job in begins if other > begin and job != life.job)
-                end = next(others, begin + (1 << 62))
-            elif end is None:
-                end = max(begin, at_work.get(life.process, 0))
-            made.append(Lease(life.job, pool(life.group), begin, end))
-    return sorted(made, key=lambda lease: lease.begin_ns)
-
-
-def united(held: list[Lease]) -> list[Lease]:
-    """With one lease in place of those of a job that overlap."""
-    made: list[Lease] = []
-    for lease in sorted(held, key=lambda lease: (lease.job, lease.begin_ns)):
-        if made and made[-1].job == lease.job and lease.begin_ns <= made[-1].end_ns:
-            made[-1] = replace(made[-1], end_ns=max(made[-1].end_ns, lease.end_ns))
-        else:
-            made.append(lease)
-    return made
-
-
-def unshared(held: list[Lease]) -> list[Lease]:
-    """Without those that two pods of a job had together while one replaced the other (row 41).
-
-    The one that does not own the lease learns of its end a little later than the next job is granted. Its process is
-    locked by then: device time without a lease would tell if it was not.
-    """
-    by_job: dict[str, list[Lease]] = {}
-    for lease in held:
-        by_job.setdefault(lease.job, []).append(lease)
-
-    def is_shared(lease: Lease) -> bool:
-        return any(
-            other is not lease and other.begin_ns < lease.end_ns and lease.begin_ns < other.end_ns
-            for other in by_job[lease.job]
-        )
-
-    return [lease for lease in held if not is_shared(lease)]
-
-
-def pool(group: str) -> Pool:
-    return Pool(group.removesuffix("s"))
-
-
-def finished(journal: list[JournalLine], group: list[Life]) -> list[JournalLine]:
-    """Work that a kill cut off ended with its process, at the latest when somebody noticed that."""
-    ended = {
-        (note["pid"], life.process.pid_namespace): note["at_ns"]
-        for life in group
-        for note in life.notes
-        if note["what"] == "ended"
-    }
-    return [
-        replace(line, end_ns=ended.get((line.process.pid, line.process.pid_namespace), line.begin_ns))
-        if line.end_ns is None
-        else line
-        for line in journal
-    ]
-
-
 def until_all_have_had_turns(watch: GroupWatch, jobs: tuple[str, ...], turns: int, deadline: float) -> None:
     had: dict[str, set[int]] = {job: set() for job in jobs}
 
@@ -284,19 +181,16 @@ def test_random_kills_lose_nothing(timeslice: Installation, kube: Kube) -> None:
     for group, node in timeslice.nodes.items():
         text = Hands(kube, NAMESPACE).run(node, "sh", "-c", f"cat /host{FOLDER}/*.{group}.*")
         own = lives(text)
-        journal = [
-            line for line in read_journal(gpu_mock(kube, node, "journal", "--json")) if line.begin_ns > began_ns
-        ]
+        journal = [line for line in read_journal(gpu_mock(kube, node, "journal", "--json")) if line.begin_ns > began_ns]
         journal = finished(journal, own)
-        held = leases(own, journal, at_most=True)
-        alone = unshared(held)
-        assert all(first.end_ns <= second.begin_ns for first, second in itertools.pairwise(alone))
-        at_least = leases(own, journal, at_most=False)
-        certain = [least for most, least in zip(held, at_least, strict=True) if most in alone]
+        told = leases(own, journal)
+        alone = unshared(told)
+        certain = [one.certain for one in alone]
+        assert all(first.held.end_ns <= second.held.begin_ns for first, second in itertools.pairwise(alone))
         owners = {life.process: (life.job, pool(group)) for life in own}
         [device] = {line.device for line in journal if line.device is not None and line.process in owners}
         ordinals = {pool(group): device}
-        verdict = judge(journal, united(held), owners, ordinals)
+        verdict = judge(journal, united([one.held for one in told]), owners, ordinals)
         locked = judge(journal, certain, owners, ordinals).locks_during_lease
         failures = [
             note["error"]
@@ -305,7 +199,7 @@ def test_random_kills_lose_nothing(timeslice: Installation, kube: Kube) -> None:
             if note["what"] == "failed" and NOT_THERE_YET not in note["error"] and HANDED_ON not in note["error"]
         ]
         say(
-            f"soak: {group}: {len(held)} leases of {len(own)} processes, {verdict.device_s:.1f} s of device time,"
+            f"soak: {group}: {len(told)} leases of {len(own)} processes, {verdict.device_s:.1f} s of device time,"
             f" {len(failures)} failed calls {sorted(set(failures))[:5]}, locked in {locked} of {len(certain)} leases,"
             f" {verdict}"
         )
@@ -317,7 +211,9 @@ def test_random_kills_lose_nothing(timeslice: Installation, kube: Kube) -> None:
             (line, lease)
             for line in journal
             for lease in certain
-            if line.kind == LOCK and line.process in owners and owners[line.process][0] == lease.job
+            if line.kind == LOCK
+            and line.process in owners
+            and owners[line.process][0] == lease.job
             and lease.begin_ns <= line.begin_ns < lease.end_ns
         ]
         assert verdict.device_s > 0
