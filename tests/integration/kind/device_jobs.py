@@ -86,3 +86,14 @@ def take_turns(jobs: Sequence[DeviceJob], turns: int = 2) -> None:
             job.control.call("acquire", 60)
             job.check()
             job.control.call("release")
+
+
+def hand_over(jobs: tuple[DeviceJob, DeviceJob]) -> None:
+    """The first one holds and the second one waits: they go on as if nothing had been."""
+    holder, waiter = jobs
+    holder.check()
+    holder.control.call("release")
+    waiter.control.result()
+    waiter.check()
+    waiter.control.call("release")
+    take_turns(jobs)

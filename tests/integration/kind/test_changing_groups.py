@@ -14,6 +14,7 @@ from device_jobs import (
     SHORTER_THAN_A_TIME_TO_LIVE_S,
     DeviceJob,
     after_first_turns,
+    hand_over,
     pods_of_jobs,
     take_turns,
     whole_job,
@@ -126,12 +127,7 @@ def test_row_42_a_group_that_is_removed_by_force_comes_back_with_its_lease(
     # What came back is a record: another orchestrator finds holder and waiter in it.
     [found] = kube.get("pods", "-n", SYSTEM, "-l", ORCHESTRATOR)["items"]
     Hands(kube, NAMESPACE).kill(found["spec"]["nodeName"], "python3", "orchestrator")
-    a.check()
-    a.control.call("release")
-    b.control.result()
-    b.check()
-    b.control.call("release")
-    take_turns(jobs)
+    hand_over(jobs)
 
 
 def test_row_42_a_lost_record_is_made_from_what_the_holder_says(
@@ -148,12 +144,7 @@ def test_row_42_a_lost_record_is_made_from_what_the_holder_says(
     made = group_until(kube, GROUP, lambda found: found.get("status", {}).get("lease", {}).get("job") == "a")
     assert made["metadata"]["uid"] != before["metadata"]["uid"]
     assert made["status"]["lease"]["token"] == before["status"]["lease"]["token"]
-    a.check()
-    a.control.call("release")
-    b.control.result()
-    b.check()
-    b.control.call("release")
-    take_turns(jobs)
+    hand_over(jobs)
 
 
 @contextlib.contextmanager
@@ -221,12 +212,7 @@ def test_a_group_that_loses_its_last_node_keeps_its_holder(
         a.check()
         assert is_granted("a")(watch.status)
     watch.until(has_no_conditions)
-    a.check()
-    a.control.call("release")
-    b.control.result()
-    b.check()
-    b.control.call("release")
-    take_turns(jobs)
+    hand_over(jobs)
 
 
 def test_row_17_a_group_waits_for_a_silent_node_and_goes_on_without_a_removed_one(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 from agent_calls import agent, context, is_in
-from device_jobs import DeviceJob, after_first_turns, pods_of_jobs, take_turns
+from device_jobs import DeviceJob, after_first_turns, hand_over, pods_of_jobs, take_turns
 from group_watch import CONTROLLER, GroupWatch, has_condition, is_granted, waits
 from installation import Installation
 from job_pod import Process, new_claim_name, pod
@@ -80,12 +80,7 @@ def test_handoffs_go_on_while_the_kubelet_is_killed(
     watch.until(waits("b"))
     kill_kubelet(made, node)
     killed = renewed(kube, node, "kube-node-lease")
-    a.check()
-    a.control.call("release")
-    b.control.result()
-    b.check()
-    b.control.call("release")
-    take_turns(jobs)
+    hand_over(jobs)
     wait_for_renewal(kube, node, "kube-node-lease", killed)
     take_turns(jobs)
     assert restarts(kube, node) == before

@@ -10,6 +10,7 @@ from device_jobs import (
     SHORTER_THAN_A_TIME_TO_LIVE_S,
     DeviceJob,
     after_first_turns,
+    hand_over,
     pods_of_jobs,
     take_turns,
     whole_job,
@@ -68,12 +69,7 @@ def test_killed_orchestrator_comes_back_with_its_holder_and_its_waiter(
     watch.until(waits("b"))
     [found] = kube.get("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=timesliceorchestrator")["items"]
     hands.kill(found["spec"]["nodeName"], "python3", "orchestrator")
-    a.check()
-    a.control.call("release")
-    b.control.result()
-    b.check()
-    b.control.call("release")
-    take_turns(jobs)
+    hand_over(jobs)
 
 
 def test_killed_agent_comes_back_and_knows_what_is_saved(

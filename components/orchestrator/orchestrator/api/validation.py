@@ -10,8 +10,7 @@ from timeslice_orchestrator.v1alpha1 import orchestrator_pb2 as pb
 
 MAX_ID_CHARS = 253
 MAX_TEXT_CHARS = 1024
-MAX_PROCESSES = 4096
-MAX_HELD = 4096
+MAX_ENTRIES = 4096
 SHOWN_CHARS = 40
 
 
@@ -73,36 +72,39 @@ def _one_participant(name: str, value: int) -> Problem | None:
     return _not_built(name, value > 1)
 
 
+def _each(name: str, values: Any, rule: Rule) -> Problem | None:
+    """The first problem of a list."""
+    if len(values) > MAX_ENTRIES:
+        return _invalid(f"{name} has {len(values)} entries; at most {MAX_ENTRIES} are allowed")
+    return next((p for i, value in enumerate(values) if (p := rule(f"{name}[{i}]", value))), None)
+
+
 def _ids(name: str, values: Any) -> Problem | None:
-    if len(values) > MAX_PROCESSES:
-        return _invalid(f"{name} has {len(values)} entries; at most {MAX_PROCESSES} are allowed")
-    return next((p for i, value in enumerate(values) if (p := _id(f"{name}[{i}]", value))), None)
+    return _each(name, values, _id)
 
 
 def _processes(name: str, values: Any) -> Problem | None:
-    if len(values) > MAX_PROCESSES:
-        return _invalid(f"{name} has {len(values)} entries; at most {MAX_PROCESSES} are allowed")
-    for i, process in enumerate(values):
-        problem = _id(f"{name}[{i}].node", process.node)
-        if problem is None and process.pid <= 0:
-            problem = _invalid(f"{name}[{i}].pid is {process.pid}; give a process id")
-        if problem is None and process.start_time < 0:
-            problem = _not_negative(f"{name}[{i}].start_time", process.start_time)
-        if problem is not None:
-            return problem
-    return None
+    return _each(name, values, _process)
+
+
+def _process(name: str, process: Any) -> Problem | None:
+    problem = _id(f"{name}.node", process.node)
+    if problem is None and process.pid <= 0:
+        problem = _invalid(f"{name}.pid is {process.pid}; give a process id")
+    if problem is None and process.start_time < 0:
+        problem = _not_negative(f"{name}.start_time", process.start_time)
+    return problem
 
 
 def _held(name: str, values: Any) -> Problem | None:
-    if len(values) > MAX_HELD:
-        return _invalid(f"{name} has {len(values)} entries; at most {MAX_HELD} are allowed")
-    for i, lease in enumerate(values):
-        problem = _id(f"{name}[{i}].group_id", lease.group_id)
-        if problem is None and lease.fencing_token <= 0:
-            problem = _invalid(f"{name}[{i}].fencing_token is {lease.fencing_token}; give that of the lease")
-        if problem is not None:
-            return problem
-    return None
+    return _each(name, values, _held_lease)
+
+
+def _held_lease(name: str, lease: Any) -> Problem | None:
+    problem = _id(f"{name}.group_id", lease.group_id)
+    if problem is None and lease.fencing_token <= 0:
+        problem = _invalid(f"{name}.fencing_token is {lease.fencing_token}; give that of the lease")
+    return problem
 
 
 RULES: dict[type[Any], dict[str, Rule]] = {
