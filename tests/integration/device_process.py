@@ -103,7 +103,7 @@ def main() -> None:
                 answer = getattr(job, method)(*arguments)
             else:
                 answer = getattr(state, method)(*arguments)
-            reply = {"ok": answer}
+            reply: dict[str, Any] = {"ok": answer}
         except Exception as error:  # told to the test, which judges it
             reply = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), flush=True)

@@ -1,7 +1,8 @@
 """Run ruff or mypy on all Python sources of the repository, as a Bazel test.
 
-The sources lie in the test's runfiles. ruff checks all of them, mypy checks (strictly) what ships: the packages and the
-examples. The result is written as one test case per tool, so that it counts like any other.
+The sources lie in the test's runfiles. ruff checks all of them, mypy checks (strictly) what ships (the packages and
+the examples), and the tests on a cluster, which nobody runs at each change. The result is written as one test case
+per tool, so that it counts like any other.
 """
 
 import os
@@ -22,6 +23,8 @@ IMPORT_ROOTS = [
     "examples",
     "proto/orchestrator_py",
     "proto/snapshot_agent_py",
+    "tests/integration",
+    "tests/integration/kind",
     "tools/kind",
     "tools/oci",
 ]
@@ -38,6 +41,7 @@ TYPED_PACKAGES = {
         "images/load.py",
         "images/push.py",
         "benchmarks/timeslice_benchmarks",
+        "tests/integration/kind",
         "tools/kind/timeslice_kind",
         "tools/oci/oci_images",
     ],

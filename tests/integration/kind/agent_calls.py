@@ -6,6 +6,7 @@ import base64
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 from forwarding import forwarded
@@ -34,15 +35,16 @@ def agent(kube: Kube, node: str) -> Iterator[AgentCalls]:
         forwarded(kube, SYSTEM, f"pod/{name}", 9001) as target,
         grpc.secure_channel(target, credentials, options) as channel,
     ):
-        yield AgentCalls(SnapshotAgentServiceStub(channel))
+        yield AgentCalls(SnapshotAgentServiceStub(channel))  # type: ignore[no-untyped-call]
 
 
 class AgentCalls:
-    def __init__(self, stub: SnapshotAgentServiceStub) -> None:
+    def __init__(self, stub: Any) -> None:
         self.stub = stub
 
     def status(self) -> pb.StatusResponse:
-        return self.stub.Status(pb.StatusRequest(per_context=True), timeout=10)
+        status: pb.StatusResponse = self.stub.Status(pb.StatusRequest(per_context=True), timeout=10)
+        return status
 
     def until(self, seen: Callable[[pb.StatusResponse], object], timeout_s: float = 30) -> pb.StatusResponse:
         """Follow the agent until its whole state satisfies `seen`; an AssertionError shows the last."""

@@ -66,11 +66,13 @@ class PoolGpu:
     def journal(self) -> list[JournalLine]:
         """All that the node's mocks wrote down, with the devices' numbers as the demo has them."""
         lines = read_journal(self._gpu_mock("journal", "--json"))
-        numbers = {None: None, self._index: ORDINALS[self.pool]}
-        return [
-            replace(line, device=numbers[line.device] if line.device in numbers else FOREIGN + line.device)
-            for line in lines
-        ]
+
+        def number(device: int | None) -> int | None:
+            if device is None:
+                return None
+            return ORDINALS[self.pool] if device == self._index else FOREIGN + device
+
+        return [replace(line, device=number(line.device)) for line in lines]
 
     def _tune(self, swap: Swap, window_ms: int) -> None:
         of_swap = (f"checkpoint={swap.save_s:.6f}", f"restore={swap.restore_s:.6f}")

@@ -40,7 +40,7 @@ class RlJobs:
 
     def alone(self) -> RunLog:
         """Each job alone, one after the other. What counts begins with the first grant."""
-        histories = {}
+        histories: dict[str, JobHistory] = {}
         with self._observed() as observation:
             for job in JOBS:
                 self._start([job])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -88,6 +89,45 @@ def test_killed_agent_comes_back_and_knows_what_is_saved(
     take_turns(jobs)
 
 
+@pytest.mark.parametrize(
+    "killed", [pytest.param("snapshot_agent_server", id="row 15"), pytest.param("orchestrator", id="row 18")]
+)
+def test_a_switch_goes_on_whose_agent_or_orchestrator_is_killed(
+    jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, kube: Kube, hands: Hands, node: str, killed: str
+) -> None:
+    """In the middle of a snapshot of some seconds."""
+    a, b = jobs
+    a.control.call("acquire", 60)
+    b.control.begin("acquire", 120)
+    watch.until(waits("b"))
+    runs_on = node
+    if killed == "orchestrator":
+        [found] = kube.get("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=timesliceorchestrator")["items"]
+        runs_on = found["spec"]["nodeName"]
+    with slow_checkpoints(kube, node):
+        a.control.call("release")
+        watch.until(lambda status: status["state"] == "SWITCHING")
+        hands.kill(runs_on, "python3", killed)
+        b.control.result()
+    b.check()
+    b.control.call("release")
+    take_turns(jobs)
+    watch.until(lambda status: not status["conditions"])
+
+
+@contextlib.contextmanager
+def slow_checkpoints(kube: Kube, node: str) -> Iterator[None]:
+    def inject(seconds: int) -> None:
+        for device in range(2):
+            gpu_mock(kube, node, "inject", "slow", f"device={device}", f"checkpoint={seconds}")
+
+    inject(3)
+    try:
+        yield
+    finally:
+        inject(0)  # a setting, which --clear leaves
+
+
 def test_row_1_a_killed_holder_lets_the_next_one_go_on_at_once(
     jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, kube: Kube, shared: str
 ) -> None:
@@ -127,9 +167,7 @@ def test_pod_deleted_in_the_middle_of_its_snapshot_is_no_fault(
 ) -> None:
     a, b = jobs
     a.control.call("acquire", 60)
-    gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=0", "checkpoint=3")
-    gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=1", "checkpoint=3")
-    try:
+    with slow_checkpoints(kube, timeslice.nodes[GROUP]):
         b.control.begin("acquire", 120)
         watch.until(waits("b"))
         a.control.call("release")
@@ -138,8 +176,4 @@ def test_pod_deleted_in_the_middle_of_its_snapshot_is_no_fault(
         b.control.result()
         b.check()
         assert watch.until(holds("b"))["conditions"] == []
-    finally:
-        # A setting, which --clear leaves.
-        gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=0", "checkpoint=0")
-        gpu_mock(kube, timeslice.nodes[GROUP], "inject", "slow", "device=1", "checkpoint=0")
     b.control.call("release")

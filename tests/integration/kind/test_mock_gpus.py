@@ -127,7 +127,7 @@ class Holder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _, _ = self._child.communicate()  # closes its stdin, with which it ends
+        self._child.communicate()  # closes its stdin, with which it ends
         assert self._child.returncode == 0
 
 

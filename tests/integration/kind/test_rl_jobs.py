@@ -15,10 +15,11 @@ import pytest
 from documented import User, checkout
 from installation import Installation
 from job_pod import code
-from rl_jobs import DOCUMENTED, JOBS, PLAN, SAMPLE_PERIOD_S, SPEED, STEPS, RlJobs, pool_gpus
+from rl_jobs import DOCUMENTED, JOBS, PLAN, SAMPLE_PERIOD_S, RlJobs, pool_gpus
 
 from timeslice_demo.measure import judge_run
 from timeslice_demo.outcome import make_outcome, mean_active_share
+from timeslice_demo.pod_controller import SPEED, STEPS
 from timeslice_demo.recorded import Pool
 from timeslice_demo.report import write_report
 from timeslice_demo.runs import ORDINALS

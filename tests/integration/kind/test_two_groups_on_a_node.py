@@ -143,13 +143,13 @@ def test_row_22_two_roles_of_a_job_on_a_node_are_saved_and_restored_apart(
     assert seen["b", "samplers"] == pb.JOB_STATE_SAVED
     a["samplers"].control.call("release")
     b["trainers"].control.call("release")
-    for job in (a, b):
+    for roles in (a, b):
         for group in DEVICES:
-            job[group].take()
+            roles[group].take()
         for group in DEVICES:
-            job[group].control.call("release")
-    for job in (a, b):
-        for role in job.values():
+            roles[group].control.call("release")
+    for roles in (a, b):
+        for role in roles.values():
             role.end()
 
 
@@ -172,3 +172,10 @@ def test_row_22_a_process_on_devices_of_two_groups_is_refused(
         for call in (["release"], ["acquire", 30]):
             with pytest.raises(AssertionError, match="of group 'samplers'"):
                 control.call(*call)
+        # Where its owner looks first.
+        event = kube.watch_until(
+            lambda event: event["reason"] == "Faulted", "events", "-n", NAMESPACE, "--field-selector",
+            "involvedObject.name=wide",
+        )  # fmt: skip
+        assert event["type"] == "Warning"
+        assert "of group 'samplers'" in event["message"]
