@@ -22,6 +22,7 @@ class OrderingStub:
         self._stream: Any = None
         self._reading: asyncio.Task[None] | None = None
         self._answers: dict[int, asyncio.Future[pb.OrderAnswer]] = {}
+        self._writing = asyncio.Lock()  # a stream takes one message at a time
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stub, name)
@@ -45,7 +46,8 @@ class OrderingStub:
             self._reading = asyncio.create_task(self._read(), name="read answers")
         order = pb.Order(id=next(self._ids), **call)
         answer = self._answers[order.id] = asyncio.get_running_loop().create_future()
-        await self._stream.write(order)
+        async with self._writing:
+            await self._stream.write(order)
         told = await answer
         if told.HasField("refusal"):
             [code] = [code for code in grpc.StatusCode if code.value[0] == told.refusal.code]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from agent_calls import agent, context
 from group_watch import CONTROLLER, Controller, controller
 from installation import Installation
 from job_pod import Process, claim, in_namespace, pod
@@ -45,13 +46,16 @@ class DeviceJob:
 
 
 @contextlib.contextmanager
-def whole_job(kube: Kube, namespace: str, pod: str) -> Iterator[Process]:
-    """A process in this pod that speaks for its job itself: it holds its group, and has memory on the device."""
+def whole_job(kube: Kube, namespace: str, pod: str, node: str) -> Iterator[Process]:
+    """A process in this pod, whose job is named like it, that speaks for its job itself: it holds its group, and has
+    memory on the device. The agent has seen it: it looks each 250 ms, and of whom it never saw it can tell no end."""
     process = Process(kube, namespace, pod)
     process.call("join", None, None, None)
     process.call("acquire", 60)
     process.call("open", 0)
     process.call("alloc", "weights", 16 * MIB, 4)
+    with agent(kube, node) as known:
+        known.until(lambda status: context(status, pod))
     yield process
     process.abandon()
 

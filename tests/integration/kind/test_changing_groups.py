@@ -258,12 +258,12 @@ def test_a_job_that_completed_comes_again_under_its_id(
 
 
 def test_a_deleted_pod_that_held_by_itself_lets_the_next_one_go_on(
-    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, shared: str
+    kube: Kube, jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, shared: str, timeslice: Installation
 ) -> None:
     _, b = jobs
     kube.apply(pod(NAMESPACE, "c", "c", GROUP, shared))
     kube.wait("pod", "c", "condition=Ready", NAMESPACE)
-    with whole_job(kube, NAMESPACE, "c"):
+    with whole_job(kube, NAMESPACE, "c", timeslice.nodes[GROUP]):
         b.control.begin("acquire", 60)
         watch.until(waits("b"))
         deleted_at = time.monotonic()

@@ -129,12 +129,12 @@ def slow_checkpoints(kube: Kube, node: str) -> Iterator[None]:
 
 
 def test_row_1_a_killed_holder_lets_the_next_one_go_on_at_once(
-    jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, kube: Kube, shared: str
+    jobs: tuple[DeviceJob, DeviceJob], watch: GroupWatch, kube: Kube, shared: str, node: str
 ) -> None:
     _, b = jobs
     kube.apply(pod(NAMESPACE, "c", "c", GROUP, shared))
     kube.wait("pod", "c", "condition=Ready", NAMESPACE)
-    with whole_job(kube, NAMESPACE, "c") as process:
+    with whole_job(kube, NAMESPACE, "c", node) as process:
         b.control.begin("acquire", 60)
         watch.until(waits("b"))
         pid = process.call("pid")
