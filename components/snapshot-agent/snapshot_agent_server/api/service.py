@@ -29,6 +29,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 ACCEPTED = ("timeslice-registered", "1")
 """Initial metadata of a WorkloadChannel whose registration was accepted."""
 
+BREAK_SHOWS_S = 0.05
+"""A connection that breaks ends the messages first, as a workload does that closes its side; gRPC cancels the call
+then. So long it is not taken for closed, and a workload that may come back not for gone."""
+
 END_OF = {
     StreamEnd.TOO_SLOW: (grpc.StatusCode.RESOURCE_EXHAUSTED, "this stream fell too far behind; watch again"),
     StreamEnd.OLD_EPOCH: (
@@ -176,6 +180,7 @@ class SnapshotAgentService(pb_grpc.SnapshotAgentServiceServicer):
             if writing.done():
                 await context.abort(*ENDED_CHANNEL[writing.result().end])
             reading.result()
+            await asyncio.sleep(BREAK_SHOWS_S)
             is_closed = True
         except (BadRequest, NotBuilt, RefusedCall) as error:
             await abort(context, error)
