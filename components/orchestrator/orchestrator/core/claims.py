@@ -49,21 +49,17 @@ class Claims:
         return tuple(self._open)
 
     def settle(self, session: Session, now: float) -> int:
-        """Let the groups decide what they can, and return how many messages are to be answered now.
-
-        A group that cannot tell yet is waited for at most `patience_s`.
+        """Let the groups decide what they can of a waiting session's claims, and return how many of its messages are to
+        be answered now. A group that cannot tell yet is waited for at most `patience_s`.
         """
-        known = self._open.get(session.id)
-        if known is None:
-            return 0
+        known = self._open[session.id]
+        is_there = session.stream == known.stream
         known.claims = [claim for claim in known.claims if not self._decide(session, *claim, now)]
-        timer = Timer(None, CLAIMS, session.id)
-        if known.claims and now < known.due_s and session.stream == known.stream:
-            self._timers.set(timer, known.due_s)
+        if known.claims and now < known.due_s and is_there:
+            self._timers.set(Timer(None, CLAIMS, session.id), known.due_s)
             return 0
-        self._timers.cancel(timer)
-        del self._open[session.id]
-        return known.answers if session.stream == known.stream else 0
+        self.forget(session.id)
+        return known.answers if is_there else 0
 
     def _decide(self, session: Session, name: GroupId, token: Token, now: float) -> bool:
         group = self._groups.get(name)
@@ -75,6 +71,6 @@ class Claims:
         return is_decided
 
     def forget(self, session: SessionId) -> None:
-        """A session is over."""
+        """A session waits no more."""
         if self._open.pop(session, None) is not None:
             self._timers.cancel(Timer(None, CLAIMS, session))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from orchestrator.core import texts
 from orchestrator.core.common import Common
@@ -89,13 +88,8 @@ class Leases:
 
     def adopt_share(self, session: Session) -> None:
         """Let another process of the job hold a lease that it says it shares."""
-        holding = self.holding
-        assert holding is not None
-        holding.lease = replace(holding.lease, shared=(*holding.lease.shared, self._shares.share_of(session.id)))
-        for known in (holding.may_know, holding.recorded, holding.announced):
-            known.add(session.id)
-        session.groups.add(self._site.group)
-        self._ledger.changed()
+        assert self.holding is not None
+        self._shares.adopt(self.holding, session)
 
     def _go_on_with(self, lease: Lease, now: float) -> None:
         # Whether its reply had left is not known: the job may be at work with it.

@@ -289,14 +289,15 @@ class Orchestrator:
     def _answer(self, session: Session, now: float) -> None:
         """Tell a session what it holds, once for each of its messages, unless that cannot be told yet."""
         answers = self._claims.settle(session, now)
+        if not answers:
+            return
+        assert session.stream is not None
         leases = [
             lease
             for name in sorted(session.groups)
             if (lease := held_by(self._groups[name].holding, session.id)) is not None
         ]
-        for _ in range(answers):
-            assert session.stream is not None
-            self._out.append(AnswerSession(session.stream, session.id, session.ttl_s, tuple(leases)))
+        self._out += [AnswerSession(session.stream, session.id, session.ttl_s, tuple(leases))] * answers
 
     def _answer_waiting(self, now: float) -> None:
         for name in self._claims.waiting():

@@ -53,8 +53,6 @@ class Sessions:
         self._sessions: dict[SessionId, Session] = {}
         self._by_stream: dict[CallId, SessionId] = {}
         self._by_job: dict[JobId, set[SessionId]] = {}
-        self._by_node: dict[NodeId, set[SessionId]] = {}
-        """Those of which a node's agent has attested a process at some time."""
         self._ended: OrderedDict[SessionId, float] = OrderedDict()
 
     def __len__(self) -> int:
@@ -136,11 +134,10 @@ class Sessions:
 
     def node_changed(self, node: NodeId, now: float) -> list[Session]:
         """An agent is heard again, or not any more."""
-        names = set(self._by_node.get(node, ()))
         known = self._nodes.get(node)
-        for job in known.jobs() if known is not None else ():
-            names |= self._by_job.get(job, set())
-        return self._judge([self._sessions[name] for name in sorted(names)], now)
+        jobs = known.jobs() if known is not None else ()
+        concerned = [s for s in self._sessions.values() if s.job in jobs or node in s.seen.values()]
+        return self._judge(sorted(concerned, key=lambda session: session.id), now)
 
     def wake(self, session: SessionId, now: float) -> list[Session]:
         """A session's timer is due."""
@@ -170,7 +167,6 @@ class Sessions:
             node = self._node_of(session, process)
             if node is not None:
                 session.seen[process] = node
-                self._by_node.setdefault(node, set()).add(session.id)
                 is_attested = True
         return is_attested
 
@@ -216,8 +212,6 @@ class Sessions:
         self._by_job[session.job].discard(session.id)
         if not self._by_job[session.job]:
             del self._by_job[session.job]
-        for node in session.seen.values():
-            self._by_node[node].discard(session.id)
         self._timers.cancel(Timer(None, "session", session.id))
         self._timers.cancel(Timer(None, STARVED, session.id))
         self._ended[session.id] = now

@@ -16,6 +16,7 @@ from orchestrator.core.common import Common
 from orchestrator.core.effects import NotifyLeaseShared
 from orchestrator.core.holding import Holding
 from orchestrator.core.ledger import Ledger
+from orchestrator.core.sessions import Session
 from orchestrator.core.site import Site
 from orchestrator.core.types import Lease, RequestId, SessionId, Share
 from orchestrator.core.waiters import Waiter, WaitQueue
@@ -47,7 +48,7 @@ class Shares:
         """Return the shares of those who wait besides the owner."""
         sessions = dict.fromkeys(waiter.session for waiter in waiters if waiter.session != owner)
         return tuple(
-            self.share_of(session, [w.request for w in waiters if w.is_named and w.session == session])
+            self._share(session, [w.request for w in waiters if w.is_named and w.session == session])
             for session in sessions
         )
 
@@ -75,6 +76,14 @@ class Shares:
             if waiter.is_named:
                 self.remember(holding, waiter.session, waiter.request)
         return [waiter for waiter in waiters if waiter.session in holding.recorded]
+
+    def adopt(self, holding: Holding, session: Session) -> None:
+        """Let a session hold the lease that says it shared it before the record was lost."""
+        holding.lease = replace(holding.lease, shared=(*holding.lease.shared, self._share(session.id, ())))
+        for known in (holding.may_know, holding.recorded, holding.announced):
+            known.add(session.id)
+        session.groups.add(holding.lease.group)
+        self._ledger.changed()
 
     def remember(self, holding: Holding, session: SessionId | None, request: RequestId) -> None:
         """Note that this request of a holder is answered with the lease."""
@@ -154,8 +163,7 @@ class Shares:
             for waiter in self._queue.of_job(holding.lease.job)
         )
 
-    def share_of(self, session: SessionId | None, requests: Sequence[RequestId] = ()) -> Share:
-        """Return what the record is to tell of a holder besides the owner."""
+    def _share(self, session: SessionId | None, requests: Sequence[RequestId]) -> Share:
         known = self._common.session(session)
         return Share(
             session=session,

@@ -44,8 +44,8 @@ class LeaseBook:
         """The highest token that is over: given back, or lost."""
         self._given_back: dict[Holding, int] = {}
         """The last token, if it was given back: what another process of the job owns can be granted here once more."""
-        self._asked_again: dict[Holding, int] = {}
-        """That token, where an acquire has ended since without an answer: it may have been granted."""
+        self._asked_again: set[Holding] = set()
+        """Where an acquire has ended since without an answer: that token may have been granted."""
         self._frozen: dict[Holding, int] = {}
         """Tokens of leases that ended, and whose job waits for its next turn by itself."""
         self._releasing: Counter[HeldLease] = Counter()
@@ -62,10 +62,10 @@ class LeaseBook:
         loss = self._lost.get(holding)
         if loss is not None and loss.lease.token < token:
             del self._lost[holding]
-        if token and self._may_be_granted(HeldLease(holding, token)):
+        if self._may_be_granted(HeldLease(holding, token)):
             self._held[holding] = token
         elif not token and holding in self._given_back:
-            self._asked_again[holding] = self._given_back[holding]
+            self._asked_again.add(holding)
 
     def releasing(self, holding: Holding, token: int) -> None:
         """A release begins."""
@@ -169,10 +169,8 @@ class LeaseBook:
             for lease in listed
             if not self._asking.get(lease.holding)
             and lease.token > self._held.get(lease.holding, 0)
-            and (
-                lease.token > self._over.get(lease.holding, 0)
-                or lease.token == self._asked_again.get(lease.holding)
-            )
+            and self._may_be_granted(lease)
+            and (lease.token > self._over.get(lease.holding, 0) or lease.holding in self._asked_again)
         ]
 
     def _may_be_granted(self, lease: HeldLease) -> bool:
@@ -181,7 +179,7 @@ class LeaseBook:
 
     def _end(self, holding: Holding, token: int) -> None:
         self._given_back.pop(holding, None)
-        self._asked_again.pop(holding, None)
+        self._asked_again.discard(holding)
         self._over[holding] = max(self._over.get(holding, 0), token)
         if self._held.get(holding, 0) <= self._over[holding]:
             self._held.pop(holding, None)
