@@ -25,10 +25,6 @@ from snapshot_agent_server.core.effects import (
     Effect,
     EndChannel,
     EndStreamsBelow,
-    ForgetOperation,
-    ForgetProcess,
-    ForgetTrees,
-    ForgetWorkload,
     KillProcesses,
     ListMembers,
     PublishAccelerator,
@@ -36,16 +32,6 @@ from snapshot_agent_server.core.effects import (
     PublishGone,
     PublishGroups,
     PublishOperation,
-    Record,
-    RecordEpoch,
-    RecordFence,
-    RecordGroups,
-    RecordOperation,
-    RecordPods,
-    RecordProcess,
-    RecordTree,
-    RecordTurn,
-    RecordWorkload,
     Refuse,
     SendCommand,
     StopProgram,
@@ -78,6 +64,7 @@ from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.core.workloads import CommandResult
+from snapshot_agent_server.dispatch import Held, OnDisk, dispatch
 from snapshot_agent_server.driver.interface import Driver, Program
 from snapshot_agent_server.observer import SAMPLE_TIMEOUT_S, Observer, observed
 from snapshot_agent_server.processes import proc
@@ -119,6 +106,10 @@ class AgentShell:
         self._backend = CudaBackend(driver)
         self._programs: dict[ProcessId, Program] = {}
         """Those that can be stopped, by the process of the call that is under way."""
+        self._withheld: list[tuple[CallDriver, Outcome, CallDriver | None]] | None = None
+        """What came of calls that went ahead of their order's record. None: all such records are on disk."""
+        self._held_programs: list[Program] = []
+        """Those whose further calls wait for that."""
         self._streams = Streams(incarnation)
         self._ends = ProcessEnds(lambda process: self._post_or_stop(ProcessEnded(process)))
         self._failed = asyncio.Event()
@@ -356,64 +347,35 @@ class AgentShell:
     # -- effects out
 
     def _apply(self, effects: Iterable[Effect]) -> None:
-        """Start to write records, make driver calls, publish, and answer; if a record must be on disk first, calls and
-        answers come after that, but for calls that may go ahead of a turn's."""
-        records: list[Record] = []
-        ahead: list[Effect] = []
-        calls: list[Effect] = []
-        behind: list[Effect] = []
-        public: list[Effect] = []
-        is_durable = is_more_than_turn = False
-        for effect in effects:
-            match effect:
-                case RecordOperation():
-                    # As it is now, so once is enough where it was accepted and started at once.
-                    records = [record for record in records if not _is_of(record, effect.operation)]
-                    records.append(effect)
-                    is_more_than_turn = is_more_than_turn or not effect.is_lazy
-                case RecordProcess():
-                    records.append(effect)
-                    is_more_than_turn = is_more_than_turn or not effect.is_lazy
-                case RecordTurn():
-                    records.append(effect)
-                    is_durable = True
-                case RecordFence() | RecordEpoch() | RecordTree() | RecordWorkload() | ForgetWorkload():
-                    records.append(effect)
-                    is_more_than_turn = True
-                case ForgetProcess() | ForgetTrees() | ForgetOperation() | RecordPods() | RecordGroups():
-                    records.append(effect)
-                case CallDriver(is_ahead=True):
-                    ahead.append(effect)
-                case CallDriver() | StopProgram() | SendCommand():
-                    calls.append(effect)
-                case Accept() | Refuse() | KillProcesses() | WatchProcess() | EndChannel():
-                    behind.append(effect)
-                case _:
-                    public.append(effect)
-        if is_more_than_turn or self._writer.is_holding:
-            calls, ahead = ahead + calls, []
-        is_durable = is_durable or is_more_than_turn
-        must_wait = is_durable or self._writer.is_holding
-        held = [*calls, *behind] if must_wait else ()
-        if records or held:
-            self._writer.add(records, held, is_lazy=not is_durable)
-        for effect in ahead if must_wait else ahead + calls:  # first: the driver works while messages are made
+        """Start to write records, make driver calls, publish, and answer; see dispatch.py for what waits for what."""
+        todo = dispatch(effects, is_holding=self._writer.is_holding)
+        if todo.is_withheld:
+            self._withheld = []
+        for effect in todo.at_once:  # first: the driver works while records and messages are made
             self._perform(effect)
-        for effect in public:
-            self._publish(effect)
-        for effect in held:  # while the disk works
-            if isinstance(effect, CallDriver):
-                self._backend.look(effect)
-        if not must_wait:
-            for effect in behind:
-                self._perform(effect)
+        held = todo.behind if todo.must_wait else ()
+        if todo.records or held:
+            self._writer.add(todo.records, held, is_lazy=todo.is_lazy)
+        for public in todo.public:
+            self._publish(public)
+        for waiting in held:  # while the disk works
+            if isinstance(waiting, CallDriver):
+                self._backend.look(waiting)
+        if not todo.must_wait:
+            for behind in todo.behind:
+                self._perform(behind)
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: Held) -> None:
         match effect:
             case CallDriver():
-                program = self._backend.begin(effect, self._driver_answered)
+                is_held = self._withheld is not None
+                program = self._backend.begin(effect, self._driver_answered, is_held=is_held)
                 if effect.then and program is not None:
                     self._programs[effect.process] = program
+                    if is_held:
+                        self._held_programs.append(program)
+            case OnDisk():
+                self._on_disk()
             case StopProgram(process):
                 if process in self._programs:
                     self._programs[process].stop()
@@ -532,7 +494,19 @@ class AgentShell:
     async def _list_members(self, wanted: ListMembers) -> None:
         self.post(await self._observer.list_members(wanted))
 
+    def _on_disk(self) -> None:
+        """Calls that went ahead of their order's record are like all others now."""
+        programs, self._held_programs = self._held_programs, []
+        for program in programs:
+            program.release()
+        withheld, self._withheld = self._withheld or [], None
+        for answer in withheld:
+            self._driver_answered(*answer)
+
     def _driver_answered(self, call: CallDriver, outcome: Outcome, begun: CallDriver | None) -> None:
+        if self._withheld is not None:
+            self._withheld.append((call, outcome, begun))
+            return
         program = self._programs.pop(call.process, None)
         if program is not None and begun is not None:
             self._programs[begun.process] = program
@@ -568,7 +542,3 @@ class AgentShell:
             except TimeoutError:
                 pass
             self._sample_soon.clear()
-
-
-def _is_of(record: Record, operation: Operation) -> bool:
-    return isinstance(record, RecordOperation) and record.operation is operation

@@ -33,8 +33,9 @@ class CudaBackend:
         """Ask /proc what `begin` would, while the call waits for something else. It asks again if that took long."""
         self._looked[call.process] = self._clock(), call.verb, self._objection(call)
 
-    def begin(self, call: CallDriver, answered: Answered) -> Program | None:
-        """Make a driver call and what follows it, if the process is still that process and can answer.
+    def begin(self, call: CallDriver, answered: Answered, *, is_held: bool = False) -> Program | None:
+        """Make a driver call and what follows it, if the process is still that process and can answer; `is_held`: see
+        Driver.begin.
 
         None: the driver was not asked; the answer comes all the same.
         """
@@ -42,7 +43,7 @@ class CudaBackend:
         if verb is not call.verb or self._clock() > looked_at + LOOK_S:
             why_not = self._objection(call)
         if why_not is None:
-            return self._driver.begin(call, answered)
+            return self._driver.begin(call, answered, is_held=is_held)
         asyncio.get_running_loop().call_soon(answered, call, why_not, None)
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 from snapshot_agent_server.core.contexts import ContextView
 from snapshot_agent_server.core.groups import GroupClaim
@@ -31,6 +31,18 @@ from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.core.workloads import Command, Workload
 
 
+class Ahead(IntEnum):
+    """Records that a call need not wait for if they come in the same event, and all before them is on disk: it may be
+    made while they are being written. See OPERATIONS.md, "On record"."""
+
+    NOTHING = 0
+    TURN = 1
+    """Whose turn it is."""
+    ORDER = 2
+    """That, the fence, and the operation. What came of such a call is nobody's to hear, and what follows it, unless it
+    may go as far ahead itself, does not begin until all is on disk."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallDriver:
     """Answer with `Answered`, always. To be checked before: that the process is still that one, and is not stopped."""
@@ -46,9 +58,7 @@ class CallDriver:
     need: Mapping[AcceleratorId, int] | None = None
     margin: int | None = 0
     """For a restore: answer NoRoom instead, unless each accelerator shows free >= need + margin. None: by its size."""
-    is_ahead: bool = False
-    """May be made while the turn that comes in the same event is being written, as long as all else is on disk: if that
-    record is lost, and only then the call's answer with it, the next agent loses nothing that it needs."""
+    ahead_of: Ahead = Ahead.NOTHING
     then: tuple[CallDriver, ...] = ()
     """To be made behind it, one after the other, without asking: each if the one before is Done, and the process can
     still be asked. Each is answered by itself; `Answered.goes_on` says that the next one is under way."""

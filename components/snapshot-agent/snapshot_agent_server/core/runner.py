@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from snapshot_agent_server.core.contexts import ProcessRecord, failed_text
-from snapshot_agent_server.core.effects import CallDriver, Effect, RecordProcess
+from snapshot_agent_server.core.effects import Ahead, CallDriver, Effect, RecordProcess
 from snapshot_agent_server.core.events import Answered
 from snapshot_agent_server.core.ids import AcceleratorId
 from snapshot_agent_server.core.operations import RETURNABLE, Kind, Operation, Phase, Result, Status, Work
@@ -254,9 +254,7 @@ class Runner:
             need=step.need,
             # On the way back the memory was its own a moment ago.
             margin=settings.restore_margin_bytes if is_forward else 0,
-            # If an unlock of a free turn is done and its turn not on record, the next agent takes nobody else for the
-            # one who may run. See OPERATIONS.md, "On record".
-            is_ahead=step.verb is Verb.UNLOCK and is_forward and is_turn_free and begins_turn(operation),
+            ahead_of=_ahead_of(operation, step.verb, is_turn_free) if is_forward else Ahead.NOTHING,
         )
 
     def _apply(
@@ -367,6 +365,14 @@ class Runner:
         work.retry_at = now + self._settings.backoff(work.attempts)
         if operation.phase is Phase.FORWARD and work.attempts > self._settings.retries:
             self.go_back(operation, f"{text}, {work.attempts} times")
+
+
+def _ahead_of(operation: Operation, verb: Verb, is_turn_free: bool) -> Ahead:
+    """On the way forward. See OPERATIONS.md, "On record"."""
+    if verb is Verb.UNLOCK and is_turn_free and begins_turn(operation):
+        return Ahead.TURN
+    is_asked_to_stop = operation.kind in (Kind.LOCK, Kind.SNAPSHOT) and not operation.is_own
+    return Ahead.ORDER if is_asked_to_stop and verb in (Verb.LOCK, Verb.CHECKPOINT) else Ahead.NOTHING
 
 
 def begins_turn(operation: Operation) -> bool:

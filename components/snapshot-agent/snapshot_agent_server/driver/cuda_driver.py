@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import assert_never
 
-from snapshot_agent_server.core.effects import CallDriver
+from snapshot_agent_server.core.effects import Ahead, CallDriver
 from snapshot_agent_server.core.ids import AcceleratorId
 from snapshot_agent_server.core.outcomes import (
     RESULT_OF,
@@ -57,9 +57,13 @@ class CudaDriver:
         """The accelerators of the node, as the first worker found them."""
         return _devices(self._pool.first_word)
 
-    def begin(self, call: CallDriver, answered: Answered) -> Exchange:
+    def begin(self, call: CallDriver, answered: Answered, *, is_held: bool = False) -> Exchange:
         """See Driver.begin."""
-        request = {**_step(call), "then": [_step(later) for later in call.then]} if call.then else _step(call)
+        request = _step(call)
+        if call.then:
+            request["then"] = [
+                {**_step(later), "is_held": is_held and later.ahead_of is not Ahead.ORDER} for later in call.then
+            ]
         return self._pool.begin(request, call.timeout_s, _Answers((call, *call.then), answered, self._clock))
 
     async def states(self, pids: Sequence[int], timeout_s: float) -> Mapping[int, DriverState] | Abandoned:

@@ -6,13 +6,14 @@ Its contract is the real one's: tests/driver/test_driver_contract.py runs on bot
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from snapshot_agent_server.core.effects import CallDriver
+from snapshot_agent_server.core.effects import Ahead, CallDriver
 from snapshot_agent_server.core.ids import AcceleratorId
 from snapshot_agent_server.core.outcomes import Abandoned, Code, Done, DriverState, NoRoom, Outcome, Refused, Room, Verb
 from snapshot_agent_server.core.samples import DeviceSample, Sample
@@ -33,9 +34,24 @@ class FakeProcess:
 @dataclass(slots=True)
 class FakeProgram:
     is_stopped: bool = False
+    is_held: bool = False
+    told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self) -> None:
         self.is_stopped = True
+        self.told.set()
+
+    def release(self) -> None:
+        self.is_held = False
+        self.told.set()
+
+    async def wait(self, time_s: float) -> None:
+        """Until it is no longer held, or is stopped, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(time_s):
+                while self.is_held and not self.is_stopped:
+                    self.told.clear()
+                    await self.told.wait()
 
 
 @dataclass(slots=True)
@@ -95,12 +111,12 @@ class FakeDriver:
             for index, (accelerator, total) in enumerate(self._totals.items())
         )
 
-    def begin(self, call: CallDriver, answered: Answered) -> FakeProgram:
+    def begin(self, call: CallDriver, answered: Answered, *, is_held: bool = False) -> FakeProgram:
         """See Driver.begin."""
         for one in (call, *call.then):
             if one.verb is Verb.LOCK and one.lock_timeout_ms <= 0:
                 raise ValueError("lock_timeout_ms must be above 0: the driver takes 0 as 'wait for ever'")
-        program = FakeProgram()
+        program = FakeProgram(is_held=is_held)
         running = asyncio.get_running_loop().create_task(self._run((call, *call.then), answered, program))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -123,9 +139,14 @@ class FakeDriver:
     async def _run(self, calls: Sequence[CallDriver], answered: Answered, program: FakeProgram) -> None:
         outcome = await self._make(calls[0], calls[0].timeout_s)
         for before, call in itertools.pairwise(calls):
-            now = self._clock()
             assert call.not_after is not None, "a call that follows another one has a time after which it may not begin"
-            may_begin = not program.is_stopped and now < call.not_after and proc.can_be_asked(call.process)
+            if call.ahead_of is not Ahead.ORDER and isinstance(outcome, Done):
+                await program.wait(call.not_after - self._clock())
+                is_free = not program.is_held
+            else:
+                is_free = True
+            now = self._clock()
+            may_begin = is_free and not program.is_stopped and now < call.not_after and proc.can_be_asked(call.process)
             if not isinstance(outcome, Done) or not may_begin:
                 answered(before, outcome, None)
                 return

@@ -25,6 +25,10 @@ class Program(Protocol):
         """Begin no further call, as long as the next one has not begun: `answered` says whether it has."""
         ...
 
+    def release(self) -> None:
+        """Let the calls go on that it holds; see Driver.begin."""
+        ...
+
 
 class Driver(Protocol):
     """Calls may run side by side. None raises for what the driver says: that is in the outcome.
@@ -33,9 +37,12 @@ class Driver(Protocol):
     target.
     """
 
-    def begin(self, call: CallDriver, answered: Answered) -> Program:
+    def begin(self, call: CallDriver, answered: Answered, *, is_held: bool = False) -> Program:
         """Start a call, and behind it those of `call.then`: each only if the one before it is Done, the process lives
         and is not stopped, and its `not_after` has not come. `answered` is called from the loop, later.
+
+        `is_held`: a call of `then` that may not go ahead of an order waits for `Program.release`, as long as it may
+        begin at all; what came of the one before is told when that is decided.
 
         - STATE: where the process is. One that has not initialised CUDA: Refused with INVALID_VALUE.
         - LOCK: stop a process from touching the device and wait for the work it has launched. Past `lock_timeout_ms`:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from snapshot_agent_server.driver.interface import DriverMissing
-from snapshot_agent_server.driver.wire import MAX_BYTES, STOP, Message, decode, encode, pair
+from snapshot_agent_server.driver.wire import MAX_BYTES, RELEASE, STOP, Message, decode, encode, pair
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Exchange:
     seconds.
     """
 
-    __slots__ = ("_is_stopped", "heard", "request", "timeout_s", "worker")
+    __slots__ = ("_said", "heard", "request", "timeout_s", "worker")
 
     def __init__(self, request: bytes | None, timeout_s: float, heard: Heard) -> None:
         """`request` None: there is only the worker's first word to hear."""
@@ -44,24 +44,31 @@ class Exchange:
         self.heard = heard
         self.worker: Worker | None = None
         """Who has it; None: nobody yet, or it is over."""
-        self._is_stopped = False
+        self._said: list[bytes] = []
 
     def stop(self) -> None:
         """Let the worker not go on to a further step, if it has not yet: its reply says which."""
-        self._is_stopped = True
+        self._say(_STOP)
+
+    def release(self) -> None:
+        """Let the worker go on to steps that are held."""
+        self._say(_RELEASE)
+
+    def _say(self, word: bytes) -> None:
+        self._said.append(word)
         if self.worker is not None:
-            self.worker.send(_STOP)
+            self.worker.send(word)
 
     def begin(self, worker: Worker) -> None:
         """From now on it is this worker's."""
         self.worker = worker
         if self.request is not None:
             worker.send(self.request)
-        if self._is_stopped:
-            worker.send(_STOP)
+        for word in self._said:
+            worker.send(word)
 
 
-_STOP = encode(STOP)
+_STOP, _RELEASE = encode(STOP), encode(RELEASE)
 Heard = Callable[[Message | WorkerDied | TimeoutError | DriverMissing], float | None]
 
 

@@ -19,6 +19,9 @@ Message = dict[str, Any]
 STOP: Message = {"stop": True}
 """To a worker: do not go on to the next step. One that is on its last step, or has no request, ignores it."""
 
+RELEASE: Message = {"release": True}
+"""To a worker: steps that are held may begin."""
+
 
 def encode(message: Message) -> bytes:
     data = marshal.dumps(message)

@@ -18,10 +18,11 @@ from typing import Any
 
 from snapshot_agent_server.core.ids import ProcessId
 from snapshot_agent_server.driver.margin import margin_bytes
-from snapshot_agent_server.driver.wire import MAX_BYTES, STOP, Message, decode, encode
+from snapshot_agent_server.driver.wire import MAX_BYTES, RELEASE, STOP, Message, decode, encode
 from snapshot_agent_server.processes import proc
 
 PR_SET_PDEATHSIG = 1
+LONGEST_WAIT_S = 3600.0  # a socket takes no infinite limit
 
 
 class DriverRefused(Exception):
@@ -134,17 +135,45 @@ def serve(channel: socket.socket) -> None:
     }
     while data := channel.recv(MAX_BYTES):
         request = decode(data)
-        if request == STOP:
+        if request in (STOP, RELEASE):
             continue  # it came when there was no further step any more
+        said = _Said(channel)
         reply = _made(named, request)
         pid = request["args"][0]
         for step in request.get("then", ()):
-            if "refused" in reply or "short" in reply or not _may_begin(step, pid, channel):
+            if "refused" in reply or "short" in reply or not _may_begin(step, pid, said):
                 break
             channel.send(encode({**reply, "goes_on": True}))
             reply = _made(named, step)
             pid = step["args"][0]
         channel.send(encode(reply))
+
+
+class _Said:
+    """What the agent says while a request is under way."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._is_released = False
+
+    def allows(self, step: Message) -> bool:
+        """Whether a step may begin as far as the agent is concerned; waits for its word if it is held."""
+        is_held = step.get("is_held", False)
+        while True:
+            must_wait = is_held and not self._is_released
+            left_s = max(0.0, step["not_after"] - time.monotonic()) if must_wait else 0.0
+            try:
+                self._channel.settimeout(min(left_s, LONGEST_WAIT_S))
+                word = decode(self._channel.recv(MAX_BYTES))
+            except TimeoutError:  # and then see again whether it is too late
+                continue
+            except BlockingIOError:
+                return not must_wait
+            finally:
+                self._channel.settimeout(None)
+            if word != RELEASE:
+                return False
+            self._is_released = True
 
 
 def _made(named: dict[str, Callable[..., Message]], step: Message) -> Message:
@@ -159,20 +188,16 @@ def _made(named: dict[str, Callable[..., Message]], step: Message) -> Message:
     return reply
 
 
-def _may_begin(step: Message, answered: int, channel: socket.socket) -> bool:
-    """Whether a further step may begin: it is not too late, its process can be asked, and the agent has not said stop.
+def _may_begin(step: Message, answered: int, said: _Said) -> bool:
+    """Whether a further step may begin: the agent lets it, it is not too late, and its process can be asked.
 
-    All that it says while a request is under way is stop. `answered`: the process that the step before was made with:
-    it has just done what it was asked, which says more than /proc, and at once.
+    `answered`: the process that the step before was made with: it has just done what it was asked, which says more than
+    /proc, and at once.
     """
-    process = ProcessId(step["args"][0], step["start_time"])
-    if time.monotonic() >= step["not_after"] or (process.pid != answered and not proc.can_be_asked(process)):
+    if not said.allows(step) or time.monotonic() >= step["not_after"]:
         return False
-    try:
-        channel.recv(MAX_BYTES, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return True
-    return False
+    process = ProcessId(step["args"][0], step["start_time"])
+    return process.pid == answered or proc.can_be_asked(process)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from snapshot_agent_server import logs
-from snapshot_agent_server.core.effects import Effect, Record
+from snapshot_agent_server.core.effects import Record
+from snapshot_agent_server.dispatch import Held
 from snapshot_agent_server.store.records import to_statement
 from snapshot_agent_server.store.sqlite import Statement, Store
 
@@ -22,16 +23,16 @@ LAZY_S = 0.05
 class RecordWriter:
     """A disk that is full or broken holds up what needs a record, until it takes one again; nothing is dropped."""
 
-    def __init__(self, store: Store, perform: Callable[[Effect], None]) -> None:
+    def __init__(self, store: Store, perform: Callable[[Held], None]) -> None:
         self._store = store
         self._perform = perform
         self._statements: list[Statement] = []
-        self._held: list[Effect] = []
+        self._held: list[Held] = []
         """What waits for the next write."""
         self._must = False
         """Something of the next write is not lazy."""
         self._is_writing = False
-        self._held_by_write: list[Effect] = []
+        self._held_by_write: list[Held] = []
         self._is_must_written = False
         self._is_failing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -44,7 +45,7 @@ class RecordWriter:
         """A record that is not lazy is not on disk yet: what comes behind it must queue."""
         return self._must or self._is_must_written
 
-    def add(self, records: Sequence[Record], held: Sequence[Effect], is_lazy: bool) -> None:
+    def add(self, records: Sequence[Record], held: Sequence[Held], is_lazy: bool) -> None:
         """Write records (they are copied now), at once or soon; let `held` be performed when these and all before that
         are not lazy are on disk.
         """

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from snapshot_agent_server.core.effects import CallDriver
+from snapshot_agent_server.core.effects import Ahead, CallDriver
 from snapshot_agent_server.core.events import ProcessEnded, Registered, Requested
 from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, OperationId
 from snapshot_agent_server.core.operations import Kind, Status
@@ -128,7 +128,7 @@ def test_what_must_be_on_record_first_is_not_begun_by_a_worker(world: World) -> 
     for _ in range(3):
         world.answer(world.calls[0])
     [unlock] = world.calls
-    assert (unlock.verb, unlock.is_ahead) == (Verb.UNLOCK, False), "until then it is the turn of c"
+    assert (unlock.verb, unlock.ahead_of) == (Verb.UNLOCK, Ahead.NOTHING), "until then it is the turn of c"
     assert world.disk.turns[G].job == "b"
 
 

@@ -11,6 +11,7 @@ from apps import App
 from snapshot_agent_server.core.contexts import ProcessRecord
 from snapshot_agent_server.core.effects import (
     Accept,
+    Ahead,
     CallDriver,
     ChannelEnd,
     Effect,
@@ -89,6 +90,7 @@ from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.core.workloads import Workload
+from snapshot_agent_server.dispatch import Held, dispatch
 
 MIB = 1 << 20
 GPU = {GroupId("g"): AcceleratorId("GPU-0"), GroupId("h"): AcceleratorId("GPU-1")}
@@ -230,8 +232,10 @@ class World:
         self._lazy: list[Effect] = []
         self.is_disk_slow = False
         """What may go ahead of a record does so, and the record stays to be written until `write`."""
-        self._behind: list[Effect] | None = None
+        self._behind: list[Held] | None = None
         """What waits for a record that something went ahead of. None: all that must be is on disk."""
+        self.is_withheld = False
+        """The node is to hear of no call until then."""
         self._numbers = 0
         self._pids = 100
 
@@ -385,6 +389,7 @@ class World:
     def answer(self, call: CallDriver, outcome: Outcome | None = None) -> None:
         """A driver call comes to an end; by the rules, unless an outcome is given."""
         self.hear()
+        self._release(call)
         if call not in self.calls:
             return  # what was heard has brought the call to its end
         if outcome is None:
@@ -394,13 +399,22 @@ class World:
 
     def go_on(self, call: CallDriver) -> None:
         """A call of a program is done by the rules; the node does not hear of it yet, but if nothing follows."""
+        self._release(call)
+        if call not in self.calls:
+            return
         self._say(call, self.obey(call))
         if not self.unheard or not self.unheard[-1].goes_on:
             self.hear()
 
+    def _release(self, call: CallDriver) -> None:
+        """What may not go ahead of its order waits for the disk: the worker says nothing until then."""
+        if self.is_withheld and call.then and call.then[0].ahead_of is not Ahead.ORDER:
+            self.write()
+            self.hear()
+
     def hear(self) -> None:
-        """What workers have said reaches the node."""
-        while self.unheard:
+        """What workers have said reaches the node, unless they went ahead of a record that is not on disk."""
+        while self.unheard and not self.is_withheld:
             self._begun.pop(0)
             self.post(self.unheard.pop(0))
 
@@ -490,6 +504,7 @@ class World:
             self._flush()
         self._lazy.clear()
         self._behind = None
+        self.is_withheld = False
         self.now += down_s
         for app in self.apps:
             app.connection = None
@@ -529,6 +544,7 @@ class World:
         end = self.now + seconds
         self.is_disk_slow = False
         self.write()
+        self.hear()
         for target in self.targets.values():
             target.drain()
         for app in self.apps:
@@ -566,31 +582,34 @@ class World:
         told = [type(effect) for effect in effects if isinstance(effect, PublishContext | PublishOperation)]
         assert told == sorted(told, key=lambda kind: kind is PublishOperation), "an end is told before the new state"
         records = [copy.deepcopy(effect) for effect in effects if isinstance(effect, get_args(Record))]
-        lasting = [record for record in records if not _is_lazy(record)]
-        ahead = [effect for effect in effects if isinstance(effect, CallDriver) and effect.is_ahead]
-        is_clear = self._behind is None and all(isinstance(record, RecordTurn) for record in lasting)
-        if self._behind is not None and lasting:
+        if self._behind is not None and not all(_is_lazy(record) for record in records):
             self.write()
+        todo = dispatch(effects, is_holding=self._behind is not None)
         self._lazy += records
-        if lasting and ahead and is_clear and self.is_disk_slow:
+        if not todo.is_lazy and todo.at_once and self.is_disk_slow:
             self._behind = []
-        elif lasting:
+            self.is_withheld = todo.is_withheld
+        elif not todo.is_lazy:
             self._flush()
         if self._behind is None:
             self._do(effects)
             return
-        told = PublishContext | PublishOperation | PublishGone | EndStreamsBelow
-        now = [effect for effect in effects if isinstance(effect, told) or (is_clear and effect in ahead)]
-        self._behind += [effect for effect in effects if effect not in now]
-        self._do(now)
+        self._behind += todo.behind
+        self._do([*todo.at_once, *todo.public])
 
     def write(self) -> None:
         """What is to be on record is, and what waited for that is done."""
         self._flush()
         behind, self._behind = self._behind or [], None
+        self.is_withheld = False
         self._do(behind)
 
-    def _do(self, effects: list[Effect]) -> None:
+    @property
+    def is_writing(self) -> bool:
+        """Something went ahead of a record that is not on disk yet."""
+        return self._behind is not None
+
+    def _do(self, effects: Sequence[Held]) -> None:
         for effect in effects:
             match effect:
                 case CallDriver():

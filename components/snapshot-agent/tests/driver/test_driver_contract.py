@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from mock_machine import MockMachine, TargetProcess
 from node_under_test import GPU, GPU1, MIB, Targets
-from snapshot_agent_server.core.effects import CallDriver
+from snapshot_agent_server.core.effects import Ahead, CallDriver
 from snapshot_agent_server.core.ids import AcceleratorId, OperationId
 from snapshot_agent_server.core.outcomes import Abandoned, Code, Done, DriverState, NoRoom, Outcome, Refused, Verb
 from snapshot_agent_server.core.samples import Sample
@@ -59,7 +59,9 @@ class Rig(ABC):
         assert found is not None
         return CallDriver(OperationId("o"), found.id, verb, timeout_s=5.0, **fields)
 
-    def begin(self, first: CallDriver, *later: CallDriver) -> tuple[Program, asyncio.Queue[tuple[Verb, Outcome, bool]]]:
+    def begin(
+        self, first: CallDriver, *later: CallDriver, is_held: bool = False
+    ) -> tuple[Program, asyncio.Queue[tuple[Verb, Outcome, bool]]]:
         """A program, and what is heard of it."""
         heard: asyncio.Queue[tuple[Verb, Outcome, bool]] = asyncio.Queue()
 
@@ -67,7 +69,7 @@ class Rig(ABC):
             heard.put_nowait((call.verb, outcome, begun is not None))
 
         then = tuple(call if call.not_after is not None else replace(call, not_after=IN_TIME) for call in later)
-        return self.driver.begin(replace(first, then=then), answered), heard
+        return self.driver.begin(replace(first, then=then), answered, is_held=is_held), heard
 
     @abstractmethod
     async def process(self, size: int | None) -> int: ...
@@ -349,6 +351,67 @@ async def test_a_program_that_is_stopped_goes_no_further(rig: Rig) -> None:
     assert _state(await rig.state(pid)) is DriverState.LOCKED
     program.stop()  # too late: it changes nothing, the next call neither
     assert _state(await rig.unlock(pid)) is DriverState.RUNNING
+
+
+async def test_what_is_held_waits_for_its_release_and_what_may_go_ahead_does_not(rig: Rig) -> None:
+    pid = await rig.process(8 * MIB)
+    program, heard = rig.begin(*_order_and_more(rig, pid), is_held=True)
+    assert (await _next(heard))[::2] == (Verb.LOCK, True)
+    await _until(rig, pid, DriverState.CHECKPOINTED)
+    assert heard.empty(), "whether the next one begins is not known yet"
+    program.release()
+    assert (await _next(heard))[::2] == (Verb.CHECKPOINT, True)
+    assert (await _next(heard))[::2] == (Verb.RESTORE, False)
+    assert _state(await rig.state(pid)) is DriverState.LOCKED
+
+
+async def test_what_was_released_before_its_turn_goes_on_by_itself(rig: Rig) -> None:
+    pid = await rig.process(8 * MIB)
+    await rig.busy(pid, 300)
+    program, heard = rig.begin(*_order_and_more(rig, pid), is_held=True)
+    program.release()  # while it waits for the lock
+    assert [(await _next(heard))[::2] for _ in range(3)] == [
+        (Verb.LOCK, True),
+        (Verb.CHECKPOINT, True),
+        (Verb.RESTORE, False),
+    ]
+    program.release()  # too late: it changes nothing, the next call neither
+    assert _state(await rig.unlock(pid)) is DriverState.RUNNING
+
+
+async def test_what_is_held_can_be_stopped(rig: Rig) -> None:
+    pid = await rig.process(8 * MIB)
+    program, heard = rig.begin(*_order_and_more(rig, pid), is_held=True)
+    await _next(heard)
+    await _until(rig, pid, DriverState.CHECKPOINTED)
+    program.stop()
+    assert (await _next(heard))[::2] == (Verb.CHECKPOINT, False)
+    assert _state(await rig.state(pid)) is DriverState.CHECKPOINTED
+
+
+async def test_what_is_held_past_its_time_is_not_begun(rig: Rig) -> None:
+    pid = await rig.process(8 * MIB)
+    lock, checkpoint, restore = _order_and_more(rig, pid)
+    late = time.monotonic() + 0.3
+    _, heard = rig.begin(lock, checkpoint, replace(restore, not_after=late), is_held=True)
+    await _next(heard)
+    assert (await _next(heard))[::2] == (Verb.CHECKPOINT, False)
+    assert time.monotonic() >= late
+    assert _state(await rig.state(pid)) is DriverState.CHECKPOINTED
+
+
+def _order_and_more(rig: Rig, pid: int) -> tuple[CallDriver, CallDriver, CallDriver]:
+    return (
+        rig.call(pid, Verb.LOCK, lock_timeout_ms=5000, ahead_of=Ahead.ORDER),
+        rig.call(pid, Verb.CHECKPOINT, accelerators=(rig.gpu,), ahead_of=Ahead.ORDER),
+        rig.call(pid, Verb.RESTORE, need={rig.gpu: 8 * MIB}, margin=0),
+    )
+
+
+async def _until(rig: Rig, pid: int, state: DriverState) -> None:
+    async with asyncio.timeout(10.0):
+        while _state(await rig.state(pid)) is not state:  # noqa: ASYNC110 - no driver tells by itself
+            await asyncio.sleep(0)
 
 
 def _stop(pid: int) -> None:
