@@ -26,7 +26,8 @@ WAITERS = ((10, 1000), (3, 10))
 DELAY_S = 0.2
 HOLD_S, PAUSE_S = 0.035, 0.01
 """A job holds long enough for the other one to wait already when it gives back, as two busy jobs do."""
-DRIVER = ("lock", "checkpoint", "restore", "unlock")
+DRIVER = ("call",)
+"""What whoever calls the driver's lock, checkpoint, restore and unlock spends in them."""
 COPIES = ("checkpoint", "restore")
 
 
@@ -42,7 +43,7 @@ class Handoff:
         return (self.acquired_ns - self.released_ns) / 1e6
 
     def ms_within(self, journal: Sequence[JournalLine], kinds: Sequence[str]) -> float:
-        """How much of it the driver spent in calls of these kinds, as the mock itself saw them."""
+        """How much of it was spent in what the mock's journal has of these kinds."""
         intervals = [
             (line.begin_ns, line.end_ns)
             for line in journal

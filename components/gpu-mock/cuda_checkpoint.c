@@ -246,6 +246,21 @@ static CUresult ask(int pid, bool is_query, const struct mailbox_request *reques
     return (CUresult)result;
 }
 
+// An operation, noted with the time that its caller spent in it. A caller that is killed leaves no note.
+static CUresult operate(int pid, const struct mailbox_request *request) {
+    const uint64_t begin_ns = gm_now_ns();
+    const int target = gm_find_pid(process.gm, pid);
+    const CUresult result = ask(pid, false, request, NULL);
+    if (target >= 0) {
+        struct journal_record record = journal_new(process.gm, (unsigned)target, JOURNAL_CALL);
+        record.begin_ns = begin_ns;
+        record.result = result;
+        snprintf(record.name, sizeof record.name, "%s", journal_kind_name(kind_of(request->op)));
+        journal_end(process.gm, &record);
+    }
+    return result;
+}
+
 static bool is_zero(const void *at, size_t size) {
     for (size_t i = 0; i < size; i++)
         if (((const unsigned char *)at)[i]) return false;
@@ -259,7 +274,7 @@ API CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args) {
         if (args->reserved0 || !is_zero(args->reserved1, sizeof args->reserved1)) return CUDA_ERROR_INVALID_VALUE;
         request.timeout_ms = args->timeoutMs;
     }
-    return ask(pid, false, &request, NULL);
+    return operate(pid, &request);
 }
 
 API CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args) {
@@ -269,7 +284,7 @@ API CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *
         if (args->customStorageInfo_out) return CUDA_ERROR_NOT_SUPPORTED;
         if (!is_zero(args->reserved, sizeof args->reserved)) return CUDA_ERROR_INVALID_VALUE;
     }
-    return ask(pid, false, &request, NULL);
+    return operate(pid, &request);
 }
 
 API CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args) {
@@ -285,14 +300,14 @@ API CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args) 
             memcpy(request.pairs[i].to, args->gpuPairs[i].newUuid.bytes, 16);
         }
     }
-    return ask(pid, false, &request, NULL);
+    return operate(pid, &request);
 }
 
 API CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args) {
     TRY(join_as_caller());
     struct mailbox_request request = {.op = GM_OP_UNLOCK};
     if (args && !is_zero(args, sizeof *args)) return CUDA_ERROR_INVALID_VALUE;
-    return ask(pid, false, &request, NULL);
+    return operate(pid, &request);
 }
 
 API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {

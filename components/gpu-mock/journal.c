@@ -64,6 +64,7 @@ const char *journal_kind_name(unsigned kind) {
         [JOURNAL_FREE] = "free", [JOURNAL_COPY] = "copy", [JOURNAL_MEMSET] = "memset", [JOURNAL_KERNEL] = "kernel",
         [JOURNAL_LOCK] = "lock", [JOURNAL_CHECKPOINT] = "checkpoint", [JOURNAL_RESTORE] = "restore",
         [JOURNAL_UNLOCK] = "unlock", [JOURNAL_ILLEGAL] = "illegal", [JOURNAL_FAULT] = "fault",
+        [JOURNAL_CALL] = "call",
     };
     return kind < sizeof names / sizeof *names && names[kind] ? names[kind] : "unknown";
 }

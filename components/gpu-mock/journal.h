@@ -29,6 +29,7 @@ enum journal_kind {
     JOURNAL_UNLOCK,
     JOURNAL_ILLEGAL,      // access to a freed, saved or unknown range
     JOURNAL_FAULT,        // an injected fault struck; name: its kind
+    JOURNAL_CALL,         // name: lock, checkpoint, ...: the same as its caller saw it, from the call to its return
 };
 
 struct journal_record {

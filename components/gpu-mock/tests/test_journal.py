@@ -55,6 +55,11 @@ def test_every_act_leaves_its_line(new_node: Callable[..., MockNode]) -> None:
     assert states == [
         ("lock", "locked", 0), ("checkpoint", "checkpointed", 0), ("restore", "locked", 0), ("unlock", "running", 0),
     ]  # fmt: skip
+    calls = [line for line in lines if line["kind"] == "call"]
+    assert [line["name"] for line in calls] == ["lock", "checkpoint", "restore", "unlock"]
+    for call in calls:  # as the caller saw it: around what the thread in the process did
+        [inner] = [line for line in lines if line["kind"] == call["name"]]
+        assert call["begin_ns"] <= inner["begin_ns"] <= inner["end_ns"] <= call["end_ns"]
     assert Counter(line["kind"] for line in lines)["join"] == 1
     for line in lines:
         assert line["start_time"] == start_time(process.pid)
