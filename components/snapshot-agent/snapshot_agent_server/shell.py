@@ -356,8 +356,9 @@ class AgentShell:
         held = todo.behind if todo.must_wait else ()
         if todo.records or held:
             self._writer.add(todo.records, held, is_lazy=todo.is_lazy)
+        is_answered = any(isinstance(one, Accept) for one in todo.behind)
         for public in todo.public:
-            self._publish(public)
+            self._publish(public, is_answered=is_answered)
         for waiting in held:  # while the disk works
             if isinstance(waiting, CallDriver):
                 self._backend.look(waiting)
@@ -416,10 +417,13 @@ class AgentShell:
         else:
             self._perform(Accept(effect.call, killed_pids=tuple(killed)))
 
-    def _publish(self, effect: Effect) -> None:
+    def _publish(self, effect: Effect, *, is_answered: bool) -> None:
+        """`is_answered`: the order that brought the change about is answered by itself."""
         match effect:
             case PublishContext(view, before):
-                self._streams.publish(pb.AgentEvent(job=messages.job_status(view)))
+                is_lock_alone = before is not None and replace(before, locked=view.locked) == view
+                event = pb.AgentEvent(job=messages.job_status(view))
+                self._streams.publish(event, can_wait=is_answered and is_lock_alone)
                 was = before.state if before is not None else "unknown"
                 if before is None or before.state is not view.state or before.locked is not view.locked:
                     level = logging.WARNING if view.state is ContextState.FAULTED else logging.INFO

@@ -22,6 +22,9 @@ from snapshot_agent.v1alpha1 import snapshot_agent_pb2_grpc as pb_grpc
 AFTER_WAIT_S = 1.0
 """How long a Restore waits for the operation that it follows to arrive."""
 
+WAIT_S = 0.005
+"""How long an event waits for company that can wait."""
+
 PLENTY_BYTES = 1 << 40
 
 Key = tuple[str, str]
@@ -131,6 +134,8 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         self._scripts: dict[str, deque[Behaviour]] = defaultdict(deque)
         self._always: dict[str, Behaviour] = {}
         self._watchers: dict[asyncio.Queue[pb.AgentEvent | None], int] = {}
+        self._waiting: list[pb.AgentEvent] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._sequence = itertools.count(1)
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -258,7 +263,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         for held in self._named(ref):
             held.locked = True
             pids += held.pids
-            self._push_job(held)
+            self._push_job(held, can_wait=True)
         await self._leave(behaviour, context)
         return pb.LockResponse(locked_pids=pids)
 
@@ -271,7 +276,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
                 self.violations.append(f"Unlock of saved job {held.job!r} in group {held.group!r}")
                 continue
             held.locked = False
-            self._push_job(held)
+            self._push_job(held, can_wait=True)
             self._check(held.group)
         await self._leave(behaviour, context)
         return pb.UnlockResponse()
@@ -315,6 +320,7 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
         if request.leader_epoch < self.epoch:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"leader epoch {request.leader_epoch} is over")
         self._raise_epoch(request.leader_epoch)
+        self._push_waiting()  # they are in the status already
         queue: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
         self._watchers[queue] = request.leader_epoch
         first = pb.AgentEvent(snapshot=self._status(per_context=True))
@@ -533,13 +539,29 @@ class FakeAgent(pb_grpc.SnapshotAgentServiceServicer):
             device_bytes=on_device, host_bytes=saved, accelerator_ids=ids, reason=held.reason, backend="cuda",
             usage=[pb.DeviceUsage(accelerator_id=name, device_bytes=on_device, saved_bytes=saved) for name in ids])
 
-    def _push_job(self, held: FakeContext) -> None:
-        self._push(pb.AgentEvent(job=self._job_status(held)))
+    def _push_job(self, held: FakeContext, *, can_wait: bool = False) -> None:
+        self._push(pb.AgentEvent(job=self._job_status(held)), can_wait=can_wait)
 
-    def _push(self, event: pb.AgentEvent) -> None:
+    def _push(self, event: pb.AgentEvent, *, can_wait: bool = False) -> None:
+        """`can_wait`: an answer tells it, too; it goes with the next event, or soon."""
         event.sequence, event.incarnation = next(self._sequence), self.incarnation
+        if can_wait:
+            self._waiting.append(event)
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(WAIT_S, self._push_waiting)
+            return
+        self._push_waiting()
         for queue in self._watchers:
             queue.put_nowait(event)
+
+    def _push_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, []
+        for queue in self._watchers:
+            for event in waiting:
+                queue.put_nowait(event)
 
     async def _notify(self) -> None:
         async with self._changed:

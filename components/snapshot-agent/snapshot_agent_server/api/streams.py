@@ -16,6 +16,9 @@ MAX_BEHIND = 4096
 MAX_TOGETHER = 256
 """Events in one message: far below the 4 MB that gRPC allows by default."""
 
+WAIT_S = 0.005
+"""How long an event waits for company that can wait."""
+
 
 class StreamEnd(StrEnum):
     TOO_SLOW = "too slow"
@@ -67,9 +70,12 @@ class Streams:
         self._limit = limit
         self._sequence = 0
         self._open: set[Stream] = set()
+        self._waiting: list[pb.AgentEvent] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     def open(self, epoch: int, whole: pb.StatusResponse, takes_together: bool = False) -> Stream:
         """A stream that begins with `whole`, numbered like the last event that it includes."""
+        self._send_waiting()  # they are in `whole` already
         stream = Stream(epoch, self._limit, takes_together)
         stream.put(pb.AgentEvent(sequence=self._sequence, incarnation=self.incarnation, snapshot=whole))
         self._open.add(stream)
@@ -78,13 +84,32 @@ class Streams:
     def close(self, stream: Stream) -> None:
         self._open.discard(stream)
 
-    def publish(self, event: pb.AgentEvent) -> None:
-        """Number an event and put it on every stream. Never waits."""
+    def publish(self, event: pb.AgentEvent, *, can_wait: bool = False) -> None:
+        """Number an event and put it on every stream; in order, and never waiting itself.
+
+        `can_wait`: whoever it matters to was told in another way. It goes with the next event, or soon.
+        """
         self._sequence += 1
         event.sequence = self._sequence
         event.incarnation = self.incarnation
+        if can_wait:
+            self._waiting.append(event)
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(WAIT_S, self._send_waiting)
+            return
+        self._send_waiting()
         for stream in self._open:
             stream.put(event)
+
+    def _send_waiting(self) -> None:
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer = None
+        waiting, self._waiting = self._waiting, []
+        for stream in self._open:
+            for event in waiting:
+                stream.put(event)
 
     def end_below(self, epoch: int) -> None:
         """End the streams of deposed leaders. Observers without an epoch stay."""
@@ -93,5 +118,6 @@ class Streams:
                 stream.finish(StreamEnd.OLD_EPOCH)
 
     def end_all(self) -> None:
+        self._send_waiting()
         for stream in self._open:
             stream.finish(StreamEnd.CLOSING)

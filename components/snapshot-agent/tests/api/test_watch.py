@@ -173,6 +173,39 @@ def test_a_slow_reader_is_cut_off_and_others_are_not() -> None:
     assert quick.end is None
 
 
+async def test_what_can_wait_goes_with_the_next_event_in_order() -> None:
+    streams = Streams("i")
+    stream = streams.open(0, pb.StatusResponse(), takes_together=True)
+    await stream.next()
+    for job, can_wait in (("a", True), ("b", True), ("c", False)):
+        streams.publish(pb.AgentEvent(job=pb.JobStatus(job_id=job)), can_wait=can_wait)
+        assert bool(stream.events) is not can_wait
+    message = await stream.next()
+    assert isinstance(message, pb.AgentEvent)
+    assert [(event.job.job_id, event.sequence) for event in message.together] == [("a", 1), ("b", 2), ("c", 3)]
+
+
+async def test_what_can_wait_goes_alone_if_nothing_else_comes() -> None:
+    streams = Streams("i")
+    stream = streams.open(0, pb.StatusResponse())
+    await stream.next()
+    streams.publish(pb.AgentEvent(job=pb.JobStatus(job_id="a")), can_wait=True)
+    async with asyncio.timeout(5.0):
+        message = await stream.next()
+    assert isinstance(message, pb.AgentEvent)
+    assert message.job.job_id == "a"
+
+
+async def test_a_stream_does_not_hear_again_what_its_beginning_says() -> None:
+    streams = Streams("i")
+    first = streams.open(0, pb.StatusResponse())
+    streams.publish(pb.AgentEvent(job=pb.JobStatus(job_id="a")), can_wait=True)
+    second = streams.open(0, pb.StatusResponse())
+    streams.publish(pb.AgentEvent(job=pb.JobStatus(job_id="b")))
+    numbers = [[event.sequence for event in stream.events] for stream in (first, second)]
+    assert numbers == [[0, 1, 2], [1, 2]]
+
+
 @pytest.mark.parametrize("margin", [None, 0])
 async def test_the_margin_of_a_small_gpu_is_a_sixteenth(make_node: Callable[..., FakeNode], margin: int | None) -> None:
     node = make_node(restore_margin_bytes=margin)
