@@ -14,7 +14,7 @@ from timeslice_demo.child_processes import child_environment
 LIMIT_S = 300.0
 
 EXPECTED = {
-    "agent": {"Snapshot call to pushed end, driver time excluded": 4},
+    "agent": {"Snapshot order to pushed end, driver time excluded": 4, "Snapshot as a call of its own": 4},
     "handoff": {
         "handoff, driver time excluded, 1 node": 1, "handoff, 2 nodes (fake agents)": 1,
         "the same, 2 processes of agents": 1,

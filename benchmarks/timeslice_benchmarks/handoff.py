@@ -24,8 +24,9 @@ NODES = Size(8, 8, 2)
 WAITERS = ((10, 1000), (3, 10))
 """Few and many; the second pair only shows that it runs."""
 DELAY_S = 0.2
-HOLD_S, PAUSE_S = 0.035, 0.01
-"""A job holds long enough for the other one to wait already when it gives back, as two busy jobs do."""
+HOLD_S, PAUSE_S = 0.035, 0.02
+"""A job holds long enough for the other one to wait already when it gives back, as two busy jobs do; who gave back asks
+again when the handoff is over, not in the middle of it."""
 DRIVER = ("call",)
 """What whoever calls the driver's lock, checkpoint, restore and unlock spends in them."""
 COPIES = ("checkpoint", "restore")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from timeslice_benchmarks.command import Size, progress
 from timeslice_benchmarks.figures import Figure, of_samples
-from timeslice_benchmarks.handoff import HOLD_S, PAUSE_S, SMALL_MIB, Handoff, handoffs, start, take_turns
+from timeslice_benchmarks.handoff import DRIVER, HOLD_S, PAUSE_S, SMALL_MIB, Handoff, handoffs, start, take_turns
 from timeslice_benchmarks.installation import BenchmarkFailed, Installation, Server
 from timeslice_benchmarks.usage import Usage, usage
 from timeslice_demo.ground_truth import JournalLine
@@ -38,14 +38,14 @@ class Stage:
 STAGES = (
     Stage("orchestrator", "YieldRequested", "Yield: client to orchestrator's core"),
     Stage("orchestrator", "Recorded", "orchestrator: intent on disk"),
-    Stage("agent", "Requested snapshot", "Snapshot: orchestrator to agent's core"),
-    Stage("driver", "lock begins", "agent: record on disk, lock to the driver worker"),
+    Stage("agent", "Requested snapshot", "Snapshot, and the Restore with it: orchestrator to agent's core"),
+    Stage("driver", "lock begins", "agent: lock to the driver worker (its record goes to the disk meanwhile)"),
     Stage("driver", "lock ends", "(driver: lock)"),
-    Stage("driver", "checkpoint begins", "agent: lock's answer, checkpoint to the worker"),
+    Stage("driver", "checkpoint begins", "agent's worker: lock's answer, checkpoint"),
     Stage("driver", "checkpoint ends", "(driver: checkpoint)"),
-    Stage("driver", "restore begins", "agent: checkpoint's answer, record, restore to the worker"),
+    Stage("driver", "restore begins", "agent's worker: checkpoint's answer, restore"),
     Stage("driver", "restore ends", "(driver: restore)"),
-    Stage("driver", "unlock begins", "agent: restore's answer, unlock to the worker"),
+    Stage("driver", "unlock begins", "agent's worker: restore's answer, unlock"),
     Stage("driver", "unlock ends", "(driver: unlock)"),
     Stage("agent", "Answered unlock", "agent: unlock's answer from the worker"),
     Stage("orchestrator", "OperationEnded", "pushed end: agent to orchestrator's core"),
@@ -126,9 +126,9 @@ def _chain(one: Handoff, releasing_ns: int, moments: Iterable[Moment]) -> dict[s
 
 def _of_driver(journal: Iterable[JournalLine]) -> Iterable[Moment]:
     for line in journal:
-        if line.kind in ("lock", "checkpoint", "restore", "unlock") and line.end_ns is not None:
-            yield Moment(line.begin_ns, "driver", f"{line.kind} begins")
-            yield Moment(line.end_ns, "driver", f"{line.kind} ends")
+        if line.kind in DRIVER and line.end_ns is not None:
+            yield Moment(line.begin_ns, "driver", f"{line.name} begins")
+            yield Moment(line.end_ns, "driver", f"{line.name} ends")
 
 
 def _of_core(name: str, trace: Path) -> Iterable[Moment]:

@@ -18,6 +18,9 @@ log = logging.getLogger("snapshot_agent")
 RETRY_S = 0.5
 LAZY_S = 0.05
 """Records that nobody waits for ride with the next that somebody does, or go alone after this."""
+SOON_S = 0.001
+"""When a record is to be on disk and nothing waits for it, what is told of the same event goes first: the thread that
+writes takes the interpreter from it."""
 
 
 class RecordWriter:
@@ -58,10 +61,12 @@ class RecordWriter:
         self._idle.clear()
         if self._is_writing:
             return
-        if not is_lazy:
+        if self._must and held:
             self._begin()
+        elif not is_lazy:
+            self._begin_after(SOON_S)
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LAZY_S, self._begin)
+            self._begin_after(LAZY_S)
 
     async def idle(self) -> None:
         await self._idle.wait()
@@ -74,6 +79,11 @@ class RecordWriter:
     def _break(self, error: BaseException) -> None:
         if self._broken is not None and not self._broken.done():
             self._broken.set_exception(error)
+
+    def _begin_after(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._begin)
 
     def _begin(self) -> None:
         if self._timer is not None:

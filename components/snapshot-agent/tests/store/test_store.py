@@ -241,15 +241,32 @@ async def test_what_comes_while_a_record_is_written_waits_for_that_write_and_no_
     store.is_full = False
     written_then: list[int] = []
     writer = RecordWriter(store, lambda _: written_then.append(store.written))  # type: ignore[arg-type]
-    writer.add([RecordEpoch(1)], [], is_lazy=False)
+    writer.add([RecordEpoch(1)], [TakeSample()], is_lazy=False)
     assert writer.is_holding
     writer.add([RecordEpoch(2)], [TakeSample()], is_lazy=True)
     assert not written_then
     async with asyncio.timeout(5.0):
         await writer.idle()
     assert not writer.is_holding
-    assert written_then == [1], "performed behind the first write"
+    assert written_then == [1, 1], "performed behind the first write"
     assert store.written == 2
+
+
+async def test_a_record_that_nothing_waits_for_is_written_soon_or_with_what_somebody_waits_for() -> None:
+    store = BrokenStore()
+    store.is_full = False
+    performed: list[Effect] = []
+    writer = RecordWriter(store, performed.append)  # type: ignore[arg-type]
+    writer.add([RecordEpoch(1)], [], is_lazy=False)
+    assert writer.is_holding
+    assert not store.tried.is_set(), "what is told of the same event goes first"
+    async with asyncio.timeout(5.0):
+        await writer.idle()
+    writer.add([RecordEpoch(2)], [], is_lazy=False)
+    writer.add([], [TakeSample()], is_lazy=True)
+    async with asyncio.timeout(5.0):
+        await writer.idle()
+    assert (store.written, performed) == (2, [TakeSample()])
 
 
 async def test_what_fails_behind_a_record_stops_the_agent() -> None:
