@@ -32,8 +32,10 @@ from snapshot_agent_server.core.effects import (
     WatchProcess,
 )
 
+LAZY = int(Ahead.NOTHING)
+"""The level of records that nobody waits for."""
 _EVERYTHING = Ahead.ORDER + 1
-"""What no call goes ahead of."""
+"""That of records which no call goes ahead of."""
 
 
 class OnDisk:
@@ -46,8 +48,8 @@ Held = Effect | OnDisk
 @dataclass(slots=True)
 class Dispatch:
     records: list[Record] = field(default_factory=list)
-    is_lazy: bool = True
-    """Nobody waits for the records."""
+    level: int = LAZY
+    """How far ahead a call must be allowed to go, to be made before the records are on disk."""
     at_once: list[Effect] = field(default_factory=list)
     is_withheld: bool = False
     """What comes of the calls that go at once is to be heard when all is on disk."""
@@ -59,55 +61,60 @@ class Dispatch:
     """Something is to be on disk first, of this event or of an earlier one."""
 
 
-def dispatch(effects: Iterable[Effect], *, is_holding: bool) -> Dispatch:
+def dispatch(effects: Iterable[Effect], *, holding: int) -> Dispatch:
     """Args:
-        is_holding: a record of an earlier event that somebody waits for is not on disk yet.
+        holding: the highest level of what earlier events are to have on disk, and have not yet.
     """
-    sorted_ = Dispatch()
+    todo = Dispatch()
     calls: list[Effect] = []
     answers: list[Effect] = []
-    waits: int = Ahead.NOTHING
     for effect in effects:
         match effect:
             case RecordOperation():
                 # As it is now, so once is enough where it was accepted and started at once.
-                kept = [record for record in sorted_.records if not _is_of(record, effect)]
-                sorted_.records = [*kept, effect]
-                waits = max(waits, Ahead.NOTHING if effect.is_lazy else Ahead.ORDER)
+                kept = [record for record in todo.records if not _is_of(record, effect)]
+                todo.records = [*kept, effect]
+                todo.level = max(todo.level, LAZY if effect.is_lazy else Ahead.ORDER)
             case RecordProcess():
-                sorted_.records.append(effect)
-                waits = max(waits, Ahead.NOTHING if effect.is_lazy else _EVERYTHING)
+                todo.records.append(effect)
+                todo.level = max(todo.level, LAZY if effect.is_lazy else _EVERYTHING)
             case RecordTurn():
-                sorted_.records.append(effect)
-                waits = max(waits, Ahead.TURN)
+                todo.records.append(effect)
+                todo.level = max(todo.level, Ahead.TURN)
             case RecordFence():
-                sorted_.records.append(effect)
-                waits = max(waits, Ahead.ORDER)
+                todo.records.append(effect)
+                todo.level = max(todo.level, Ahead.ORDER)
             case RecordEpoch() | RecordTree() | RecordWorkload() | ForgetWorkload():
-                sorted_.records.append(effect)
-                waits = _EVERYTHING
+                todo.records.append(effect)
+                todo.level = _EVERYTHING
             case ForgetProcess() | ForgetTrees() | ForgetOperation() | RecordPods() | RecordGroups():
-                sorted_.records.append(effect)
+                todo.records.append(effect)
             case CallDriver() | StopProgram() | SendCommand():
                 calls.append(effect)
             case Accept() | Refuse() | KillProcesses() | WatchProcess() | EndChannel():
                 answers.append(effect)
             case _:
-                sorted_.public.append(effect)
-    sorted_.is_lazy = waits == Ahead.NOTHING
-    sorted_.must_wait = is_holding or not sorted_.is_lazy
+                todo.public.append(effect)
+    todo.must_wait = max(holding, todo.level) > LAZY
     for call in calls:
-        may_go = not sorted_.must_wait or (
-            not is_holding and isinstance(call, CallDriver) and call.ahead_of >= waits
-        )
-        (sorted_.at_once if may_go else sorted_.behind).append(call)
-    sorted_.behind += answers
-    sorted_.is_withheld = sorted_.must_wait and any(
-        isinstance(call, CallDriver) and call.ahead_of is Ahead.ORDER for call in sorted_.at_once
+        (todo.at_once if _may_go(call, todo.level, holding) else todo.behind).append(call)
+    todo.behind += answers
+    todo.is_withheld = todo.must_wait and any(
+        isinstance(call, CallDriver) and call.ahead_of is Ahead.ORDER for call in todo.at_once
     )
-    if sorted_.is_withheld:
-        sorted_.behind.insert(0, OnDisk())
-    return sorted_
+    if todo.is_withheld:
+        todo.behind.insert(0, OnDisk())
+    return todo
+
+
+def _may_go(call: Effect, level: int, holding: int) -> bool:
+    """An order to stop goes ahead of an earlier turn, too, which nobody waits for; nothing else of an earlier record."""
+    if max(level, holding) == LAZY:
+        return True
+    if not isinstance(call, CallDriver):
+        return False
+    may_be_held = Ahead.TURN if call.ahead_of is Ahead.ORDER else LAZY
+    return call.ahead_of >= level and may_be_held >= holding
 
 
 def _is_of(record: Record, later: RecordOperation) -> bool:

@@ -348,14 +348,14 @@ class AgentShell:
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         """Start to write records, make driver calls, publish, and answer; see dispatch.py for what waits for what."""
-        todo = dispatch(effects, is_holding=self._writer.is_holding)
+        todo = dispatch(effects, holding=self._writer.holding)
         if todo.is_withheld:
             self._withheld = []
         for effect in todo.at_once:  # first: the driver works while records and messages are made
             self._perform(effect)
         held = todo.behind if todo.must_wait else ()
         if todo.records or held:
-            self._writer.add(todo.records, held, is_lazy=todo.is_lazy)
+            self._writer.add(todo.records, held, todo.level)
         is_answered = any(isinstance(one, Accept) for one in todo.behind)
         for public in todo.public:
             self._publish(public, is_answered=is_answered)

@@ -22,7 +22,7 @@ from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, Operation
 from snapshot_agent_server.core.operations import Kind, Operation
 from snapshot_agent_server.core.outcomes import Verb
 from snapshot_agent_server.core.turn import Turn
-from snapshot_agent_server.dispatch import OnDisk, dispatch
+from snapshot_agent_server.dispatch import LAZY, OnDisk, dispatch
 
 GROUP, PROCESS = GroupId("g"), ProcessId(7, 70)
 KEY = ContextKey(JobId("a"), GROUP)
@@ -42,15 +42,15 @@ def recorded(*, is_lazy: bool) -> RecordOperation:
 
 
 def test_without_a_record_all_goes_at_once_and_answers_come_last() -> None:
-    todo = dispatch([ANSWER, RESTORE, TOLD], is_holding=False)
+    todo = dispatch([ANSWER, RESTORE, TOLD], holding=LAZY)
     assert (todo.at_once, todo.public, todo.behind) == ([RESTORE], [TOLD], [ANSWER])
     assert not todo.must_wait
 
 
 @pytest.mark.parametrize("lazy", [FORGET, recorded(is_lazy=True), RecordProcess(PROCESS, KEY, {}, {}, is_lazy=True)])
 def test_nobody_waits_for_a_lazy_record(lazy: Effect) -> None:
-    todo = dispatch([lazy, RESTORE, ANSWER], is_holding=False)
-    assert (todo.records, todo.at_once, todo.is_lazy, todo.must_wait) == ([lazy], [RESTORE], True, False)
+    todo = dispatch([lazy, RESTORE, ANSWER], holding=LAZY)
+    assert (todo.records, todo.at_once, todo.level, todo.must_wait) == ([lazy], [RESTORE], LAZY, False)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_nobody_waits_for_a_lazy_record(lazy: Effect) -> None:
     ],
 )
 def test_a_call_goes_ahead_of_no_more_than_it_may(records: list[Effect], ahead: list[CallDriver]) -> None:
-    todo = dispatch([*records, LOCK, UNLOCK, RESTORE, STOP, ANSWER], is_holding=False)
+    todo = dispatch([*records, LOCK, UNLOCK, RESTORE, STOP, ANSWER], holding=LAZY)
     assert todo.at_once == ahead
     others = [one for one in (LOCK, UNLOCK, RESTORE, STOP, ANSWER) if one not in ahead]
     assert [one for one in todo.behind if not isinstance(one, OnDisk)] == others
@@ -74,15 +74,23 @@ def test_a_call_goes_ahead_of_no_more_than_it_may(records: list[Effect], ahead: 
 
 
 def test_nothing_goes_ahead_of_an_earlier_record() -> None:
-    todo = dispatch([TURN, LOCK, UNLOCK, TOLD], is_holding=True)
+    todo = dispatch([TURN, LOCK, UNLOCK, TOLD], holding=Ahead.ORDER)
     assert (todo.at_once, todo.behind, todo.public, todo.is_withheld) == ([], [LOCK, UNLOCK], [TOLD], False)
-    assert dispatch([RESTORE], is_holding=True).behind == [RESTORE]
+    assert dispatch([RESTORE], holding=Ahead.TURN).behind == [RESTORE]
+
+
+@pytest.mark.parametrize("records", [[], [TURN], [FENCE]])
+def test_but_an_order_to_stop_goes_ahead_of_an_earlier_turn(records: list[Effect]) -> None:
+    todo = dispatch([*records, LOCK, UNLOCK, ANSWER], holding=Ahead.TURN)
+    assert todo.at_once == [LOCK]
+    assert todo.is_withheld
+    assert todo.behind[1:] == [UNLOCK, ANSWER]
 
 
 def test_an_operation_that_is_accepted_and_started_at_once_is_recorded_once() -> None:
     operation = recorded(is_lazy=False).operation
     accepted, started = RecordOperation(operation), RecordOperation(operation, is_lazy=True)
     other = recorded(is_lazy=False)
-    todo = dispatch([accepted, other, started], is_holding=False)
+    todo = dispatch([accepted, other, started], holding=LAZY)
     assert todo.records == [other, started]
-    assert not todo.is_lazy, "that it was accepted somebody waits for"
+    assert todo.level == Ahead.ORDER, "that it was accepted somebody waits for"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from snapshot_agent_server import logs
 from snapshot_agent_server.core.effects import Record
-from snapshot_agent_server.dispatch import Held
+from snapshot_agent_server.dispatch import LAZY, Held
 from snapshot_agent_server.store.records import to_statement
 from snapshot_agent_server.store.sqlite import Statement, Store
 
@@ -32,11 +32,11 @@ class RecordWriter:
         self._statements: list[Statement] = []
         self._held: list[Held] = []
         """What waits for the next write."""
-        self._must = False
-        """Something of the next write is not lazy."""
+        self._level = LAZY
+        """Of what is in the next write; see dispatch.py."""
         self._is_writing = False
         self._held_by_write: list[Held] = []
-        self._is_must_written = False
+        self._level_of_write = LAZY
         self._is_failing = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
@@ -44,26 +44,26 @@ class RecordWriter:
         self._broken: asyncio.Future[None] | None = None
 
     @property
-    def is_holding(self) -> bool:
-        """A record that is not lazy is not on disk yet: what comes behind it must queue."""
-        return self._must or self._is_must_written
+    def holding(self) -> int:
+        """The highest level of what is not on disk yet; LAZY: nothing that anybody waits for."""
+        return max(self._level, self._level_of_write)
 
-    def add(self, records: Sequence[Record], held: Sequence[Held], is_lazy: bool) -> None:
+    def add(self, records: Sequence[Record], held: Sequence[Held], level: int) -> None:
         """Write records (they are copied now), at once or soon; let `held` be performed when these and all before that
         are not lazy are on disk.
         """
         self._statements += [to_statement(record) for record in records]
-        self._must = self._must or not is_lazy
-        if self._is_writing and not self._must:
+        self._level = max(self._level, level)
+        if self._is_writing and self._level == LAZY:
             self._held_by_write += held
         else:
             self._held += held
         self._idle.clear()
         if self._is_writing:
             return
-        if self._must and held:
+        if self._level > LAZY and held:
             self._begin()
-        elif not is_lazy:
+        elif level > LAZY:
             self._begin_after(SOON_S)
         elif self._timer is None:
             self._begin_after(LAZY_S)
@@ -91,7 +91,7 @@ class RecordWriter:
             self._timer = None
         statements, self._statements = self._statements, []
         self._held_by_write, self._held = self._held, []
-        self._is_must_written, self._must = self._must, False
+        self._level_of_write, self._level = self._level, LAZY
         self._is_writing = True
         self._submit(statements)
 
@@ -111,7 +111,7 @@ class RecordWriter:
         if self._is_failing:
             self._is_failing = False
             logs.transition(log, logging.INFO, "the state folder takes records again")
-        self._is_writing = self._is_must_written = False
+        self._is_writing, self._level_of_write = False, LAZY
         held, self._held_by_write = self._held_by_write, []
         try:
             for effect in held:

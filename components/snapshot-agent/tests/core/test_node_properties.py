@@ -292,6 +292,33 @@ class NodeMachine(RuleBasedStateMachine):
         self.world.write()
         self.world.is_disk_slow = is_slow
 
+    @rule(
+        jobs=st.permutations(JOBS),
+        group=st.sampled_from(GROUPS),
+        kind=st.sampled_from([Kind.LOCK, Kind.SNAPSHOT, None]),
+        answers=st.integers(0, 3),
+        end=st.sampled_from(["written", "crash", "more comes"]),
+        fates=st.lists(st.sampled_from(["lost", "done", "late"]), max_size=2),
+    )
+    def a_stop_is_ordered_while_the_disk_is_slow(
+        self, jobs: list[JobId], group: GroupId, kind: Kind | None, answers: int, end: str, fates: list[str]
+    ) -> None:
+        """It goes ahead of its record: a Lock, a Snapshot, or (None) a Snapshot with the restore that follows it."""
+        self.register(jobs[0], group, RUNNING)
+        self.the_disk_is_slow_or_has_written(is_slow=True)
+        if kind is None:
+            self.hand_over(jobs, group, 1, leave_locked=False, timeouts_s=(5.0, 5.0))
+        else:
+            self.request(kind, jobs[0], group, 1, leave_locked=False, timeout_s=5.0, data=None)
+        for _ in range(answers):
+            if self.world.calls:
+                self.world.answer(self.world.calls[0])
+        if end == "crash":
+            self.the_agent_crashes(is_lazy_lost=True, fates=fates)
+        elif end == "written":
+            self.world.write()
+            self.world.hear()
+
     @precondition(lambda self: self.world.unheard)
     @rule()
     def the_node_hears_of_it(self) -> None:
@@ -409,6 +436,9 @@ class NodeMachine(RuleBasedStateMachine):
         if result.is_indeterminate:
             assert not result.is_rolled_back
             return
+        if result.status is Status.COMPLETE:
+            for key in record.keys:
+                assert self.world.disk.tokens.get(key.group, 0) >= record.token, "told before its token is on disk"
         if record.backend is Backend.APP_CHANNEL:
             self.a_workloads_result_tells_the_truth(operation, result)
             return

@@ -90,7 +90,7 @@ from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.core.workloads import Workload
-from snapshot_agent_server.dispatch import Held, dispatch
+from snapshot_agent_server.dispatch import LAZY, Held, dispatch
 
 MIB = 1 << 20
 GPU = {GroupId("g"): AcceleratorId("GPU-0"), GroupId("h"): AcceleratorId("GPU-1")}
@@ -234,6 +234,8 @@ class World:
         """What may go ahead of a record does so, and the record stays to be written until `write`."""
         self._behind: list[Held] | None = None
         """What waits for a record that something went ahead of. None: all that must be is on disk."""
+        self._level = LAZY
+        """Of those records; see dispatch.py."""
         self.is_withheld = False
         """The node is to hear of no call until then."""
         self._numbers = 0
@@ -504,7 +506,7 @@ class World:
             self._flush()
         self._lazy.clear()
         self._behind = None
-        self.is_withheld = False
+        self._level, self.is_withheld = LAZY, False
         self.now += down_s
         for app in self.apps:
             app.connection = None
@@ -582,18 +584,20 @@ class World:
         told = [type(effect) for effect in effects if isinstance(effect, PublishContext | PublishOperation)]
         assert told == sorted(told, key=lambda kind: kind is PublishOperation), "an end is told before the new state"
         records = [copy.deepcopy(effect) for effect in effects if isinstance(effect, get_args(Record))]
-        if self._behind is not None and not all(_is_lazy(record) for record in records):
+        todo = dispatch(effects, holding=self._level)
+        if self._behind is not None and todo.level > LAZY and not todo.at_once:
             self.write()
-        todo = dispatch(effects, is_holding=self._behind is not None)
+            todo = dispatch(effects, holding=LAZY)
         self._lazy += records
-        if not todo.is_lazy and todo.at_once and self.is_disk_slow:
-            self._behind = []
-            self.is_withheld = todo.is_withheld
-        elif not todo.is_lazy:
+        if todo.level > LAZY and todo.at_once and (self.is_disk_slow or self._behind is not None):
+            self._behind = self._behind or []
+            self._level = max(self._level, todo.level)
+        elif todo.level > LAZY:
             self._flush()
         if self._behind is None:
             self._do(effects)
             return
+        self.is_withheld = self.is_withheld or todo.is_withheld
         self._behind += todo.behind
         self._do([*todo.at_once, *todo.public])
 
@@ -601,7 +605,7 @@ class World:
         """What is to be on record is, and what waited for that is done."""
         self._flush()
         behind, self._behind = self._behind or [], None
-        self.is_withheld = False
+        self._level, self.is_withheld = LAZY, False
         self._do(behind)
 
     @property
@@ -672,11 +676,6 @@ class World:
         for record in self._lazy:
             self.disk.write(record)
         self._lazy.clear()
-
-
-def _is_lazy(record: Effect) -> bool:
-    can_wait = isinstance(record, ForgetProcess | ForgetTrees | ForgetOperation | RecordPods | RecordGroups)
-    return bool(getattr(record, "is_lazy", can_wait))
 
 
 FAULTS = ("flake", "died", "died after", "late", "refused")

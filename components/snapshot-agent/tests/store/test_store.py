@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from snapshot_agent_server.core.effects import (
+    Ahead,
     Effect,
     ForgetProcess,
     ForgetTrees,
@@ -42,6 +43,7 @@ from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.core.workloads import Command, Workload, WorkloadState
+from snapshot_agent_server.dispatch import LAZY
 from snapshot_agent_server.store.lock import StoreError
 from snapshot_agent_server.store.records import boot_statements, read_memory, to_statement
 from snapshot_agent_server.store.sqlite import SCHEMA, Store
@@ -226,9 +228,9 @@ async def test_what_needs_a_record_waits_for_a_full_disk_and_goes_on_after(monke
     store = BrokenStore()
     performed: list[Effect] = []
     writer = RecordWriter(store, performed.append)  # type: ignore[arg-type]
-    writer.add([RecordEpoch(1)], [TakeSample()], is_lazy=False)
+    writer.add([RecordEpoch(1)], [TakeSample()], Ahead.ORDER)
     await store.tried.wait()
-    assert writer.is_holding
+    assert writer.holding == Ahead.ORDER
     assert not performed
     store.is_full = False
     async with asyncio.timeout(5.0):
@@ -241,13 +243,13 @@ async def test_what_comes_while_a_record_is_written_waits_for_that_write_and_no_
     store.is_full = False
     written_then: list[int] = []
     writer = RecordWriter(store, lambda _: written_then.append(store.written))  # type: ignore[arg-type]
-    writer.add([RecordEpoch(1)], [TakeSample()], is_lazy=False)
-    assert writer.is_holding
-    writer.add([RecordEpoch(2)], [TakeSample()], is_lazy=True)
+    writer.add([RecordEpoch(1)], [TakeSample()], Ahead.ORDER)
+    assert writer.holding == Ahead.ORDER
+    writer.add([RecordEpoch(2)], [TakeSample()], LAZY)
     assert not written_then
     async with asyncio.timeout(5.0):
         await writer.idle()
-    assert not writer.is_holding
+    assert writer.holding == LAZY
     assert written_then == [1, 1], "performed behind the first write"
     assert store.written == 2
 
@@ -257,13 +259,13 @@ async def test_a_record_that_nothing_waits_for_is_written_soon_or_with_what_some
     store.is_full = False
     performed: list[Effect] = []
     writer = RecordWriter(store, performed.append)  # type: ignore[arg-type]
-    writer.add([RecordEpoch(1)], [], is_lazy=False)
-    assert writer.is_holding
+    writer.add([RecordEpoch(1)], [], Ahead.ORDER)
+    assert writer.holding == Ahead.ORDER
     assert not store.tried.is_set(), "what is told of the same event goes first"
     async with asyncio.timeout(5.0):
         await writer.idle()
-    writer.add([RecordEpoch(2)], [], is_lazy=False)
-    writer.add([], [TakeSample()], is_lazy=True)
+    writer.add([RecordEpoch(2)], [], Ahead.ORDER)
+    writer.add([], [TakeSample()], LAZY)
     async with asyncio.timeout(5.0):
         await writer.idle()
     assert (store.written, performed) == (2, [TakeSample()])
@@ -279,7 +281,7 @@ async def test_what_fails_behind_a_record_stops_the_agent() -> None:
     writer = RecordWriter(store, perform)  # type: ignore[arg-type]
     running = asyncio.create_task(writer.run())
     await asyncio.sleep(0)
-    writer.add([RecordEpoch(1)], [TakeSample()], is_lazy=False)
+    writer.add([RecordEpoch(1)], [TakeSample()], Ahead.ORDER)
     async with asyncio.timeout(5.0):
         with pytest.raises(RuntimeError, match="a bug"):
             await running
