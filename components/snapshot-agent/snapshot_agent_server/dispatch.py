@@ -108,7 +108,7 @@ def dispatch(effects: Iterable[Effect], *, holding: int) -> Dispatch:
 
 
 def _may_go(call: Effect, level: int, holding: int) -> bool:
-    """An order to stop goes ahead of an earlier turn, too, which nobody waits for; nothing else of an earlier record."""
+    """An order to stop goes ahead of an earlier turn too, which nobody waits for; nothing else of an earlier record."""
     if max(level, holding) == LAZY:
         return True
     if not isinstance(call, CallDriver):
