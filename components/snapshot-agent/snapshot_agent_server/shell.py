@@ -106,10 +106,12 @@ class AgentShell:
         self._backend = CudaBackend(driver)
         self._programs: dict[ProcessId, Program] = {}
         """Those that can be stopped, by the process of the call that is under way."""
-        self._withheld: list[tuple[CallDriver, Outcome, CallDriver | None]] | None = None
-        """What came of calls that went ahead of their order's record. None: all such records are on disk."""
+        self._ahead: set[OperationId] = set()
+        """Operations with calls that went ahead of their order's record, until that is on disk."""
+        self._withheld: list[tuple[CallDriver, Outcome, CallDriver | None]] = []
+        """What came of these calls."""
         self._held_programs: list[Program] = []
-        """Those whose further calls wait for that."""
+        """Those whose further calls wait for the record."""
         self._streams = Streams(incarnation)
         self._ends = ProcessEnds(lambda process: self._post_or_stop(ProcessEnded(process)))
         self._failed = asyncio.Event()
@@ -350,7 +352,7 @@ class AgentShell:
         """Start to write records, make driver calls, publish, and answer; see dispatch.py for what waits for what."""
         todo = dispatch(effects, holding=self._writer.holding)
         if todo.is_withheld:
-            self._withheld = []
+            self._ahead |= {one.operation for one in todo.at_once if isinstance(one, CallDriver)}
         for effect in todo.at_once:  # first: the driver works while records and messages are made
             self._perform(effect)
         held = todo.behind if todo.must_wait else ()
@@ -369,7 +371,7 @@ class AgentShell:
     def _perform(self, effect: Held) -> None:
         match effect:
             case CallDriver():
-                is_held = self._withheld is not None
+                is_held = effect.operation in self._ahead
                 program = self._backend.begin(effect, self._driver_answered, is_held=is_held)
                 if effect.then and program is not None:
                     self._programs[effect.process] = program
@@ -503,12 +505,13 @@ class AgentShell:
         programs, self._held_programs = self._held_programs, []
         for program in programs:
             program.release()
-        withheld, self._withheld = self._withheld or [], None
+        withheld, self._withheld = self._withheld, []
+        self._ahead.clear()
         for answer in withheld:
             self._driver_answered(*answer)
 
     def _driver_answered(self, call: CallDriver, outcome: Outcome, begun: CallDriver | None) -> None:
-        if self._withheld is not None:
+        if call.operation in self._ahead:
             self._withheld.append((call, outcome, begun))
             return
         program = self._programs.pop(call.process, None)

@@ -164,14 +164,14 @@ class _Said:
             left_s = max(0.0, step["not_after"] - time.monotonic()) if must_wait else 0.0
             try:
                 self._channel.settimeout(min(left_s, LONGEST_WAIT_S))
-                word = decode(self._channel.recv(MAX_BYTES))
+                word = self._channel.recv(MAX_BYTES)
             except TimeoutError:  # and then see again whether it is too late
                 continue
             except BlockingIOError:
                 return not must_wait
             finally:
                 self._channel.settimeout(None)
-            if word != RELEASE:
+            if not word or decode(word) != RELEASE:  # nothing: the agent has closed its end
                 return False
             self._is_released = True
 

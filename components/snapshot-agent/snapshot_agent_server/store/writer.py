@@ -53,6 +53,7 @@ class RecordWriter:
         are not lazy are on disk.
         """
         self._statements += [to_statement(record) for record in records]
+        is_due = self._level > LAZY
         self._level = max(self._level, level)
         if self._is_writing and self._level == LAZY:
             self._held_by_write += held
@@ -63,7 +64,7 @@ class RecordWriter:
             return
         if self._level > LAZY and held:
             self._begin()
-        elif level > LAZY:
+        elif self._level > LAZY and not is_due:
             self._begin_after(SOON_S)
         elif self._timer is None:
             self._begin_after(LAZY_S)

@@ -73,6 +73,25 @@ async def test_the_record_of_an_order_holds_up_its_restore_and_its_result(machin
         assert (machine.state_of(a), machine.state_of(b)) == ("checkpointed", "running")
 
 
+async def test_another_groups_result_does_not_wait_for_that_record(machine: MockMachine) -> None:
+    async with machine.served() as client:
+        a, _ = await two_jobs(machine, client)
+        c = await machine.target(device=1)
+        await client.register("c", "h", c.pid)
+        machine.inject("hang", "op=checkpoint", f"pid={c.pid}")
+        await client.stub.Snapshot(
+            pb.SnapshotRequest(job_id="c", group="h", operation_id="sc", fencing_token=1, leader_epoch=1)
+        )
+        with stuck_disk(machine):
+            asked = hand_over(client)
+            await until_saved(machine, a)
+            machine.clear()
+            assert (await client.until(lambda: client.ended.get("sc"))).status == COMPLETE
+            assert not asked.done()
+            assert "s" not in client.ended
+        await client.until(lambda: {"s", "r"} <= set(client.ended))
+
+
 async def test_an_order_that_is_lost_with_the_agent_can_be_given_again(machine: MockMachine) -> None:
     async with machine.agent() as agent:
         async with following(machine.address) as client:
