@@ -19,6 +19,7 @@ from snapshot_agent_server.api.requests import Call, KillCall, Registration
 from snapshot_agent_server.api.streams import Stream, Streams
 from snapshot_agent_server.backends.cuda import CudaBackend
 from snapshot_agent_server.core.contexts import ContextState
+from snapshot_agent_server.core.dispatch import Held, OnDisk, dispatch
 from snapshot_agent_server.core.effects import (
     Accept,
     CallDriver,
@@ -64,7 +65,6 @@ from snapshot_agent_server.core.refusals import Refusal, RefusalKind
 from snapshot_agent_server.core.samples import Sample
 from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.core.workloads import CommandResult
-from snapshot_agent_server.dispatch import Held, OnDisk, dispatch
 from snapshot_agent_server.driver.interface import Driver, Program
 from snapshot_agent_server.observer import SAMPLE_TIMEOUT_S, Observer, observed
 from snapshot_agent_server.processes import proc

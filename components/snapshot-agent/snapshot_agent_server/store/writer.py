@@ -8,8 +8,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from snapshot_agent_server import logs
+from snapshot_agent_server.core.dispatch import LAZY, Held
 from snapshot_agent_server.core.effects import Record
-from snapshot_agent_server.dispatch import LAZY, Held
 from snapshot_agent_server.store.records import to_statement
 from snapshot_agent_server.store.sqlite import Statement, Store
 

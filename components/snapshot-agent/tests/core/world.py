@@ -9,6 +9,7 @@ from typing import get_args
 
 from apps import App
 from snapshot_agent_server.core.contexts import ProcessRecord
+from snapshot_agent_server.core.dispatch import LAZY, Held, dispatch
 from snapshot_agent_server.core.effects import (
     Accept,
     Ahead,
@@ -90,7 +91,6 @@ from snapshot_agent_server.core.settings import CoreSettings
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.core.workloads import Workload
-from snapshot_agent_server.dispatch import LAZY, Held, dispatch
 
 MIB = 1 << 20
 GPU = {GroupId("g"): AcceleratorId("GPU-0"), GroupId("h"): AcceleratorId("GPU-1")}

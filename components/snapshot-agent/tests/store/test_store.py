@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshot_agent_server.core.dispatch import LAZY
 from snapshot_agent_server.core.effects import (
     Ahead,
     Effect,
@@ -43,7 +44,6 @@ from snapshot_agent_server.core.outcomes import DriverState
 from snapshot_agent_server.core.trees import Tree
 from snapshot_agent_server.core.turn import Turn
 from snapshot_agent_server.core.workloads import Command, Workload, WorkloadState
-from snapshot_agent_server.dispatch import LAZY
 from snapshot_agent_server.store.lock import StoreError
 from snapshot_agent_server.store.records import boot_statements, read_memory, to_statement
 from snapshot_agent_server.store.sqlite import SCHEMA, Store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from snapshot_agent_server.core.dispatch import LAZY, OnDisk, dispatch
 from snapshot_agent_server.core.effects import (
     Accept,
     Ahead,
@@ -22,7 +23,6 @@ from snapshot_agent_server.core.ids import ContextKey, GroupId, JobId, Operation
 from snapshot_agent_server.core.operations import Kind, Operation
 from snapshot_agent_server.core.outcomes import Verb
 from snapshot_agent_server.core.turn import Turn
-from snapshot_agent_server.dispatch import LAZY, OnDisk, dispatch
 
 GROUP, PROCESS = GroupId("g"), ProcessId(7, 70)
 KEY = ContextKey(JobId("a"), GROUP)
