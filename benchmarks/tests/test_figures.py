@@ -52,16 +52,17 @@ def test_a_handoff_is_from_release_returning_to_the_waiters_acquire_returning() 
 
 
 def test_driver_time_counts_only_within_the_handoff() -> None:
-    def line(kind: str, begin_ns: int, end_ns: int | None) -> JournalLine:
-        return JournalLine(kind, "", ProcessId(1, 1, 1), 0, begin_ns, end_ns, 0, 0)
+    def line(kind: str, begin_ns: int, end_ns: int | None, name: str = "") -> JournalLine:
+        return JournalLine(kind, name, ProcessId(1, 1, 1), 0, begin_ns, end_ns, 0, 0)
 
     journal = [
-        line("lock", 500_000, 2_000_000),
-        line("checkpoint", 3_000_000, 4_000_000),
+        line("call", 500_000, 2_000_000, "lock"),
+        line("call", 3_000_000, 4_000_000, "checkpoint"),
+        line("checkpoint", 3_100_000, 3_900_000),  # what its process did meanwhile
         line("kernel", 1_000_000, 9_000_000),
         line("restore", 4_500_000, None),
-        line("unlock", 9_500_000, 20_000_000),
-        line("lock", 0, 900_000),
+        line("call", 9_500_000, 20_000_000, "unlock"),
+        line("call", 0, 900_000, "lock"),
     ]
     handoff = Handoff(1_000_000, 10_000_000)
     assert handoff.ms_within(journal, DRIVER) == 1.0 + 1.0 + 0.5
