@@ -20,6 +20,10 @@ _KINDS = {
 }
 """Every other status: the agent said no."""
 
+BROKEN_UNDER_WRITE = "Internal error from Core"
+"""What grpc.aio says, with INTERNAL, of a write to a stream that is over and of which it has not heard yet why. No
+agent said so."""
+
 T = TypeVar("T")
 
 
@@ -41,7 +45,10 @@ async def answer(call: Awaitable[T]) -> T:
     try:
         return await call
     except grpc.aio.AioRpcError as error:
-        raise AgentError(error.code(), error.details() or "") from error
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.INTERNAL and details.startswith(BROKEN_UNDER_WRITE):
+            code = grpc.StatusCode.UNAVAILABLE
+        raise AgentError(code, details) from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():

@@ -1,6 +1,8 @@
 """A real orchestrator process, fake agents on real sockets, and clients as a test needs them."""
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -95,6 +97,13 @@ class Cluster:
     async def queued(self, depth: int, group: str = "g") -> None:
         """Wait until so many wait."""
         await self.shows(lambda status: status.waiter_queue_depth == depth, group)
+
+    async def recorded(self, depth: int) -> None:
+        """Wait until so many have their place on record, too: one is shown before that."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.folder}/state/orchestrator.db?mode=ro", uri=True)) as db:
+            async with asyncio.timeout(LIMIT_S):
+                while db.execute("SELECT count(*) FROM waiters").fetchone() != (depth,):  # noqa: ASYNC110 - a file
+                    await asyncio.sleep(LOOK_AGAIN_S)
 
 
 @asynccontextmanager

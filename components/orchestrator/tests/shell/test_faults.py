@@ -121,6 +121,7 @@ async def test_row_18_killed_with_a_holder_and_waiters_it_goes_on_in_the_old_ord
         for n in range(3):
             old.append(up.acquire(f"w{n}", f"w{n}-1"))
             await up.queued(n + 1)
+        await up.recorded(3)
         await up.process.kill()
         for call in old:
             assert (await failure(call))[0] is grpc.StatusCode.UNAVAILABLE
@@ -134,7 +135,8 @@ async def test_row_18_killed_with_a_holder_and_waiters_it_goes_on_in_the_old_ord
         await up.give_back(lease)
         token = lease.fencing_token
         for n in (0, 1, 2):
-            reply = await retried[2 - n]
+            async with asyncio.timeout(LIMIT_S):
+                reply = await retried[2 - n]
             assert reply.leases[0].job_id == f"w{n}"
             assert reply.leases[0].fencing_token > token
             token = reply.leases[0].fencing_token

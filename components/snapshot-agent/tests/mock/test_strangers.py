@@ -82,6 +82,8 @@ async def outcome(channel: grpc.aio.Channel, method: str) -> tuple[grpc.StatusCo
             return grpc.StatusCode.OK, ""
         await call
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.INTERNAL and "Internal error from Core" in (error.details() or ""):
+            return await outcome(channel, method)  # it was over before it was written to, and grpc had not heard why
         return error.code(), error.details() or ""
     return grpc.StatusCode.OK, ""
 
