@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from snapshot_agent_server import logs
 from snapshot_agent_server.core.dispatch import LAZY, Held
-from snapshot_agent_server.core.effects import Record
+from snapshot_agent_server.core.effects import Ahead, Record
 from snapshot_agent_server.store.records import to_statement
 from snapshot_agent_server.store.sqlite import Statement, Store
 
@@ -19,7 +19,7 @@ RETRY_S = 0.5
 LAZY_S = 0.05
 """Records that nobody waits for ride with the next that somebody does, or go alone after this."""
 SOON_S = 0.001
-"""When a record is to be on disk and nothing waits for it, what is told of the same event goes first: the thread that
+"""When a turn is to be on disk and nothing waits for it, what is told of the same event goes first: the thread that
 writes takes the interpreter from it."""
 
 
@@ -62,7 +62,7 @@ class RecordWriter:
         self._idle.clear()
         if self._is_writing:
             return
-        if self._level > LAZY and held:
+        if self._level > Ahead.TURN or (self._level > LAZY and held):
             self._begin()
         elif self._level > LAZY and not is_due:
             self._begin_after(SOON_S)

@@ -254,21 +254,32 @@ async def test_what_comes_while_a_record_is_written_waits_for_that_write_and_no_
     assert store.written == 2
 
 
-async def test_a_record_that_nothing_waits_for_is_written_soon_or_with_what_somebody_waits_for() -> None:
+async def test_a_turn_that_nothing_waits_for_is_written_soon_or_with_what_somebody_waits_for() -> None:
     store = BrokenStore()
     store.is_full = False
     performed: list[Effect] = []
     writer = RecordWriter(store, performed.append)  # type: ignore[arg-type]
-    writer.add([RecordEpoch(1)], [], Ahead.ORDER)
-    assert writer.holding == Ahead.ORDER
+    turn = RecordTurn(GroupId("g"), Turn())
+    writer.add([turn], [], Ahead.TURN)
+    assert writer.holding == Ahead.TURN
     assert not store.tried.is_set(), "what is told of the same event goes first"
     async with asyncio.timeout(5.0):
         await writer.idle()
-    writer.add([RecordEpoch(2)], [], Ahead.ORDER)
+    writer.add([turn], [], Ahead.TURN)
     writer.add([], [TakeSample()], LAZY)
     async with asyncio.timeout(5.0):
         await writer.idle()
     assert (store.written, performed) == (2, [TakeSample()])
+
+
+async def test_any_other_record_that_somebody_relies_on_is_written_at_once() -> None:
+    store = BrokenStore()
+    store.is_full = False
+    writer = RecordWriter(store, [].append)  # type: ignore[arg-type]
+    writer.add([RecordEpoch(1)], [], Ahead.ORDER)
+    assert store.tried.is_set()
+    async with asyncio.timeout(5.0):
+        await writer.idle()
 
 
 async def test_what_fails_behind_a_record_stops_the_agent() -> None:
