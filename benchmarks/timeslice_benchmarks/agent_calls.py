@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -73,11 +74,12 @@ async def _all(address: str, times: int) -> list[tuple[list[Handoff], list[Hando
         token = max((fence.fencing_token for fence in told.snapshot.fences if fence.group == GROUP), default=0)
         agent = Agent(watch, token)
         stream = OrderStream(stub)
+        order = partial(stream.order, timeout_s=END_LIMIT_S)
         try:
             return [
-                await agent.operate(lambda kind, request: stream.order(kind, request, END_LIMIT_S), times),
+                await agent.operate(order, times),
                 await agent.operate(lambda kind, request: getattr(stub, kind.capitalize())(request), times),
-                await agent.operate(lambda kind, request: stream.order(kind, request, END_LIMIT_S), times, REST_S),
+                await agent.operate(order, times, REST_S),
             ]
         finally:
             stream.close()

@@ -11,17 +11,12 @@ from snapshot_agent_server.core.effects import (
     CallDriver,
     Effect,
     EndChannel,
-    ForgetOperation,
-    ForgetProcess,
-    ForgetTrees,
     ForgetWorkload,
     KillProcesses,
     Record,
     RecordEpoch,
     RecordFence,
-    RecordGroups,
     RecordOperation,
-    RecordPods,
     RecordProcess,
     RecordTree,
     RecordTurn,
@@ -69,32 +64,16 @@ def dispatch(effects: Iterable[Effect], *, holding: int) -> Dispatch:
     calls: list[Effect] = []
     answers: list[Effect] = []
     for effect in effects:
-        match effect:
-            case RecordOperation():
-                # As it is now, so once is enough where it was accepted and started at once.
-                kept = [record for record in todo.records if not _is_of(record, effect)]
-                todo.records = [*kept, effect]
-                todo.level = max(todo.level, LAZY if effect.is_lazy else Ahead.ORDER)
-            case RecordProcess():
-                todo.records.append(effect)
-                todo.level = max(todo.level, LAZY if effect.is_lazy else _EVERYTHING)
-            case RecordTurn():
-                todo.records.append(effect)
-                todo.level = max(todo.level, Ahead.TURN)
-            case RecordFence():
-                todo.records.append(effect)
-                todo.level = max(todo.level, Ahead.ORDER)
-            case RecordEpoch() | RecordTree() | RecordWorkload() | ForgetWorkload():
-                todo.records.append(effect)
-                todo.level = _EVERYTHING
-            case ForgetProcess() | ForgetTrees() | ForgetOperation() | RecordPods() | RecordGroups():
-                todo.records.append(effect)
-            case CallDriver() | StopProgram() | SendCommand():
-                calls.append(effect)
-            case Accept() | Refuse() | KillProcesses() | WatchProcess() | EndChannel():
-                answers.append(effect)
-            case _:
-                todo.public.append(effect)
+        if isinstance(effect, Record):
+            todo.records.append(effect)
+            todo.level = max(todo.level, _level_of(effect))
+        elif isinstance(effect, CallDriver | StopProgram | SendCommand):
+            calls.append(effect)
+        elif isinstance(effect, Accept | Refuse | KillProcesses | WatchProcess | EndChannel):
+            answers.append(effect)
+        else:
+            todo.public.append(effect)
+    todo.records = _once_each(todo.records)
     todo.must_wait = max(holding, todo.level) > LAZY
     for call in calls:
         (todo.at_once if _may_go(call, todo.level, holding) else todo.behind).append(call)
@@ -117,5 +96,21 @@ def _may_go(call: Effect, level: int, holding: int) -> bool:
     return call.ahead_of >= level and may_be_held >= holding
 
 
-def _is_of(record: Record, later: RecordOperation) -> bool:
-    return isinstance(record, RecordOperation) and record.operation is later.operation
+def _level_of(record: Record) -> int:
+    match record:
+        case RecordTurn():
+            return Ahead.TURN
+        case RecordFence():
+            return Ahead.ORDER
+        case RecordOperation(is_lazy=False):
+            return Ahead.ORDER
+        case RecordProcess(is_lazy=False) | RecordEpoch() | RecordTree() | RecordWorkload() | ForgetWorkload():
+            return _EVERYTHING
+        case _:
+            return LAZY
+
+
+def _once_each(records: list[Record]) -> list[Record]:
+    """An operation is recorded as it is now, so once is enough where it was accepted and started at once: the last."""
+    last = {id(record.operation): record for record in records if isinstance(record, RecordOperation)}
+    return [r for r in records if not isinstance(r, RecordOperation) or last[id(r.operation)] is r]

@@ -142,11 +142,8 @@ class FakeDriver:
             assert call.not_after is not None, "a call that follows another one has a time after which it may not begin"
             if call.ahead_of is not Ahead.ORDER and isinstance(outcome, Done):
                 await program.wait(call.not_after - self._clock())
-                is_free = not program.is_held
-            else:
-                is_free = True
-            now = self._clock()
-            may_begin = is_free and not program.is_stopped and now < call.not_after and proc.can_be_asked(call.process)
+            now = self._clock()  # one that is held still is past its time
+            may_begin = not program.is_stopped and now < call.not_after and proc.can_be_asked(call.process)
             if not isinstance(outcome, Done) or not may_begin:
                 answered(before, outcome, None)
                 return
